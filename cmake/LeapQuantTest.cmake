@@ -128,6 +128,11 @@ function(leapquant_fuzz name)
       SOURCES ${arg_SOURCES} "${PROJECT_SOURCE_DIR}/tests/fuzz/replay/main.cpp"
       LIBS ${arg_LIBS}
       ARGS --seconds 3 "${corpus}")
+    if(TEST fuzz_${corpus_name})
+      set_tests_properties(
+        fuzz_${corpus_name}
+        PROPERTIES ENVIRONMENT "ASAN_OPTIONS=abort_on_error=1;UBSAN_OPTIONS=abort_on_error=1")
+    endif()
   endif()
 endfunction()
 
