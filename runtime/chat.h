@@ -28,10 +28,10 @@ struct ChatOptions {
   bool thinking = false;
 };
 
-// The text of the conversation: `<|im_start|>ROLE\nTEXT<|im_end|>\n` per message. There is no default
-// system message. Assistant messages that a later user message follows keep only what comes after
-// their last </think>. Throws Error for no messages, a system message that is not the first, and
-// content that is not UTF-8.
+// The text of the conversation: `<|im_start|>ROLE\nTEXT<|im_end|>\n` per message. There is no
+// default system message. Assistant messages that a later user message follows keep only what comes
+// after their last </think>. Throws Error for no messages, a system message that is not the first,
+// and content that is not UTF-8.
 std::string render_chat(std::span<const ChatMessage> messages, const ChatOptions& options = {});
 
 // The ids of render_chat, except that content never becomes a special token: a user who types

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tensors of a Hugging Face folder: one model.safetensors or shards with
-// model.safetensors.index.json, under one set of names. It does not know what a model needs: callers
-// ask for tensors by name, dtype and shape and get a sentence when the folder does not hold them.
+// model.safetensors.index.json, under one set of names. It does not know what a model needs:
+// callers ask for tensors by name, dtype and shape and get a sentence when the folder does not hold
+// them.
 #ifndef LEAPQUANT_RUNTIME_CHECKPOINT_H_
 #define LEAPQUANT_RUNTIME_CHECKPOINT_H_
 

@@ -17,14 +17,15 @@ namespace leapquant::runtime {
 // what() and leaves with exit code 1.
 class Error : public std::runtime_error {
  public:
-  // sentence: one full sentence that ends in a full stop. Text from a file goes through quoted().
+  // sentence: one full sentence that ends in a full stop. Text from a file goes through
+  // in_quotes().
   explicit Error(const std::string& sentence) : std::runtime_error(sentence) {}
 };
 
 // Text of unknown origin made fit for a sentence: in double quotes, control characters and bytes
 // that are not valid UTF-8 as \xHH, cut after max_bytes bytes (at a character) with "..." so that a
 // hostile file cannot fill the terminal or steer it.
-std::string quoted(std::string_view text, std::size_t max_bytes = 80);
+std::string in_quotes(std::string_view text, std::size_t max_bytes = 80);
 
 // " (reason of errno)" for the current value of a saved errno; never empty.
 std::string reason_of_errno(int saved_errno);

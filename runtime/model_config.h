@@ -21,7 +21,8 @@ enum class OutputGate { kSilu, kSigmoid };
 
 // Sizes count elements. Every field is positive and consistent with the others once parsed:
 // num_attention_heads is a multiple of num_key_value_heads, linear_num_value_heads of
-// linear_num_key_heads, rotary_dim is even and at most head_dim, layer_kinds has num_layers entries.
+// linear_num_key_heads, rotary_dim is even and at most head_dim, layer_kinds has num_layers
+// entries.
 struct ModelConfig {
   std::string model_type;  // of the text part: "qwen3_5_text"
   std::int64_t vocab_size = 0;

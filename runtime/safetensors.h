@@ -19,8 +19,23 @@
 
 namespace leapquant::runtime {
 
-enum class DType { kBool, kU8, kI8, kF8E4M3, kF8E5M2, kI16, kU16, kF16, kBF16, kI32, kU32, kF32,
-                   kI64, kU64, kF64 };
+enum class DType {
+  kBool,
+  kU8,
+  kI8,
+  kF8E4M3,
+  kF8E5M2,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kI64,
+  kU64,
+  kF64
+};
 
 std::size_t dtype_bytes(DType dtype);
 // The name in the file format: "BF16", "F32", ...

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses the next token of one sequence from its logits. One Sampler per sequence, so the tokens of
-// a sequence depend neither on its neighbours in a batch nor on threads.
+// Chooses the next token of one sequence from its logits. One Sampler per sequence, so the tokens
+// of a sequence depend neither on its neighbours in a batch nor on threads.
 #ifndef LEAPQUANT_RUNTIME_SAMPLER_H_
 #define LEAPQUANT_RUNTIME_SAMPLER_H_
 
@@ -14,8 +14,8 @@
 
 namespace leapquant::runtime {
 
-// The steps in order, as in Hugging Face Transformers: repetition and presence penalty, temperature,
-// top-k, top-p, min-p, draw.
+// The steps in order, as in Hugging Face Transformers: repetition and presence penalty,
+// temperature, top-k, top-p, min-p, draw.
 struct SamplingOptions {
   double temperature = 0;         // 0: greedy, the steps after it do not apply
   std::int64_t top_k = 0;         // keep the k most likely; 0: all

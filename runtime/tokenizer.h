@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Byte-level BPE tokenizer over the tokenizer.json of Hugging Face: text to token ids and back. It
-// gives the ids of the `tokenizers` package for the parts of that file it accepts, and refuses files
-// with parts it does not know rather than giving other ids.
+// gives the ids of the `tokenizers` package for the parts of that file it accepts, and refuses
+// files with parts it does not know rather than giving other ids.
 #ifndef LEAPQUANT_RUNTIME_TOKENIZER_H_
 #define LEAPQUANT_RUNTIME_TOKENIZER_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the runtime needs to know of Unicode: whether bytes are UTF-8, where a stream of bytes may be
-// cut, and normalisation form C (through utf8proc). Tokens are tokenizer.h's business.
+// What the runtime needs to know of Unicode: whether bytes are UTF-8, where a stream of bytes may
+// be cut, and normalisation form C (through utf8proc). Tokens are tokenizer.h's business.
 #ifndef LEAPQUANT_RUNTIME_UNICODE_H_
 #define LEAPQUANT_RUNTIME_UNICODE_H_
 
