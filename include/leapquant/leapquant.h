@@ -60,32 +60,32 @@ LEAPQUANT_API const char* leapquant_version_string(void);
  * internal 90-99. */
 typedef enum leapquant_status {
   LEAPQUANT_OK = 0,
-  LEAPQUANT_INVALID_ARGUMENT = 10,    /* a value outside its documented range */
-  LEAPQUANT_NULL_POINTER = 11,        /* a required pointer is null */
-  LEAPQUANT_INVALID_SHAPE = 12,       /* heads, dims or sub-steps that no state can have */
-  LEAPQUANT_INVALID_FORMAT = 13,      /* a format outside its documented ranges */
-  LEAPQUANT_INVALID_STRIDE = 14,      /* a stride that lets rows overlap or breaks alignment */
-  LEAPQUANT_BUFFER_TOO_SMALL = 15,    /* a buffer or workspace below its asked size */
-  LEAPQUANT_SLOT_OUT_OF_RANGE = 16,   /* a slot index at or past the pool's end */
-  LEAPQUANT_SLOT_REPEATED = 17,       /* one slot twice in a call that writes it */
-  LEAPQUANT_POSITION_BELOW_BASE = 18, /* tokens already folded cannot be taken back */
-  LEAPQUANT_POSITION_PAST_WINDOW = 19,/* records between base and position are not in the ring */
-  LEAPQUANT_UNSUPPORTED = 20,         /* valid, but no backend accepts it; the sentence says why */
-  LEAPQUANT_NON_FINITE_INPUT = 40,    /* NaN or infinity in q, k, v, read key, beta or gate */
-  LEAPQUANT_POSITIVE_LOG_DECAY = 41,  /* log decay above zero: the state would grow */
-  LEAPQUANT_TRUNCATED = 42,           /* a saved state ends early */
-  LEAPQUANT_BAD_MAGIC = 43,           /* not a saved state */
-  LEAPQUANT_VERSION_MISMATCH = 44,    /* saved by a version this library cannot read */
-  LEAPQUANT_CHECKSUM_MISMATCH = 45,   /* bytes of a saved state have changed */
-  LEAPQUANT_SHAPE_MISMATCH = 46,      /* saved with another shape */
-  LEAPQUANT_FORMAT_MISMATCH = 47,     /* saved in another format */
-  LEAPQUANT_FINGERPRINT_MISMATCH = 48,/* saved by another model */
-  LEAPQUANT_EMPTY_ENTRY = 49,         /* all zero: never written, a miss and not a state */
-  LEAPQUANT_CORRUPT = 50,             /* contents that no save writes, though checksums agree */
-  LEAPQUANT_POOL_FULL = 70,           /* no free slot within the byte budget */
-  LEAPQUANT_OUT_OF_MEMORY = 71,       /* the host refused memory to a create call */
-  LEAPQUANT_DEVICE_UNAVAILABLE = 72,  /* the asked device is not built in or not present */
-  LEAPQUANT_INTERNAL = 90             /* a defect of the library; please report it */
+  LEAPQUANT_INVALID_ARGUMENT = 10,     /* a value outside its documented range */
+  LEAPQUANT_NULL_POINTER = 11,         /* a required pointer is null */
+  LEAPQUANT_INVALID_SHAPE = 12,        /* heads, dims or sub-steps that no state can have */
+  LEAPQUANT_INVALID_FORMAT = 13,       /* a format outside its documented ranges */
+  LEAPQUANT_INVALID_STRIDE = 14,       /* a stride that lets rows overlap or breaks alignment */
+  LEAPQUANT_BUFFER_TOO_SMALL = 15,     /* a buffer or workspace below its asked size */
+  LEAPQUANT_SLOT_OUT_OF_RANGE = 16,    /* a slot index at or past the pool's end */
+  LEAPQUANT_SLOT_REPEATED = 17,        /* one slot twice in a call that writes it */
+  LEAPQUANT_POSITION_BELOW_BASE = 18,  /* tokens already folded cannot be taken back */
+  LEAPQUANT_POSITION_PAST_WINDOW = 19, /* records between base and position are not in the ring */
+  LEAPQUANT_UNSUPPORTED = 20,          /* valid, but no backend accepts it; the sentence says why */
+  LEAPQUANT_NON_FINITE_INPUT = 40,     /* NaN or infinity in q, k, v, read key, beta or gate */
+  LEAPQUANT_POSITIVE_LOG_DECAY = 41,   /* log decay above zero: the state would grow */
+  LEAPQUANT_TRUNCATED = 42,            /* a saved state ends early */
+  LEAPQUANT_BAD_MAGIC = 43,            /* not a saved state */
+  LEAPQUANT_VERSION_MISMATCH = 44,     /* saved by a version this library cannot read */
+  LEAPQUANT_CHECKSUM_MISMATCH = 45,    /* bytes of a saved state have changed */
+  LEAPQUANT_SHAPE_MISMATCH = 46,       /* saved with another shape */
+  LEAPQUANT_FORMAT_MISMATCH = 47,      /* saved in another format */
+  LEAPQUANT_FINGERPRINT_MISMATCH = 48, /* saved by another model */
+  LEAPQUANT_EMPTY_ENTRY = 49,          /* all zero: never written, a miss and not a state */
+  LEAPQUANT_CORRUPT = 50,              /* contents that no save writes, though checksums agree */
+  LEAPQUANT_POOL_FULL = 70,            /* no free slot within the byte budget */
+  LEAPQUANT_OUT_OF_MEMORY = 71,        /* the host refused memory to a create call */
+  LEAPQUANT_DEVICE_UNAVAILABLE = 72,   /* the asked device is not built in or not present */
+  LEAPQUANT_INTERNAL = 90              /* a defect of the library; please report it */
 } leapquant_status;
 
 /* One sentence per status value. Static storage; an unknown value gets a sentence too. */
@@ -124,16 +124,16 @@ typedef enum leapquant_decay {
  * Source of the general form: arXiv 2609.38166, section 2. */
 typedef struct leapquant_shape {
   uint32_t struct_size;
-  int32_t num_k_heads;   /* >= 1 */
-  int32_t num_v_heads;   /* a multiple of num_k_heads, <= 65536 */
-  int32_t head_k_dim;    /* multiple of 4, 4..256 */
-  int32_t head_v_dim;    /* multiple of 4, 4..256 */
-  int32_t decay;         /* leapquant_decay */
-  int32_t delta_rule;    /* 1: u = beta (v - S^T b); 0: u = beta v */
-  int32_t sub_steps;     /* writes per token, 1..8 (DeltaProduct n, RWKV7 2); 0 means 1 */
-  int32_t max_tokens;    /* largest number of tokens per decode call, 1..8; 0 means 1 */
-  int32_t first_k_head;  /* tensor parallelism: index of this shard's first key head; */
-  int32_t total_k_heads; /* key heads of the whole layer; 0 means num_k_heads */
+  int32_t num_k_heads;             /* >= 1 */
+  int32_t num_v_heads;             /* a multiple of num_k_heads, <= 65536 */
+  int32_t head_k_dim;              /* multiple of 4, 4..256 */
+  int32_t head_v_dim;              /* multiple of 4, 4..256 */
+  int32_t decay;                   /* leapquant_decay */
+  int32_t delta_rule;              /* 1: u = beta (v - S^T b); 0: u = beta v */
+  int32_t sub_steps;               /* writes per token, 1..8 (DeltaProduct n, RWKV7 2); 0 means 1 */
+  int32_t max_tokens;              /* largest number of tokens per decode call, 1..8; 0 means 1 */
+  int32_t first_k_head;            /* tensor parallelism: index of this shard's first key head; */
+  int32_t total_k_heads;           /* key heads of the whole layer; 0 means num_k_heads */
   const float* constant_log_decay; /* [num_v_heads], <= 0; only LEAPQUANT_DECAY_CONSTANT; copied */
 } leapquant_shape;
 
@@ -161,8 +161,8 @@ typedef enum leapquant_fit_start {
   LEAPQUANT_FIT_WARM = 2     /* the stored value-side compensators; fixed where these are dead */
 } leapquant_fit_start;
 
-/* A format is data. Bytes are given in docs/FORMAT.md. The first block decides the bytes; the second
- * is the encoder's choice, and states encoded differently are read alike. */
+/* A format is data. Bytes are given in docs/FORMAT.md. The first block decides the bytes; the
+ * second is the encoder's choice, and states encoded differently are read alike. */
 typedef struct leapquant_format {
   uint32_t struct_size;
   int32_t payload_bits;     /* 8, 6, 4, 3: quantised residual; 16: BF16 state; 32: FP32 state */
@@ -174,31 +174,33 @@ typedef struct leapquant_format {
   int32_t num_int4;         /* compensators in INT4 half-integers, one FP16 scale per vector */
   int32_t policy;           /* leapquant_policy */
   int32_t window;           /* tokens between folds, 1..64; per step: 1 (0 means 16, per step 1) */
-  int32_t stagger;          /* 1: boundaries of key head k at floor(k window / total_k_heads); 0: all
-                               heads at multiples of window */
-  int32_t log_decay_type;   /* records' per-channel log decays: LEAPQUANT_FP32 or LEAPQUANT_FP16 */
+  int32_t stagger;        /* 1: boundaries of key head k at floor(k window / total_k_heads); 0: all
+                             heads at multiples of window */
+  int32_t log_decay_type; /* records' per-channel log decays: LEAPQUANT_FP32 or LEAPQUANT_FP16 */
 
-  int32_t fit_start;        /* leapquant_fit_start */
-  int32_t fit_rounds;       /* rounds of block subspace iteration, 1..4; 0 means default */
-  float scale_steps;        /* steps at which a column's largest magnitude lies; 0 means default:
-                               Q for integers, 7.75 for 4-bit half-integers, else 2^(bits-1) - 1/2 */
+  int32_t fit_start;  /* leapquant_fit_start */
+  int32_t fit_rounds; /* rounds of block subspace iteration, 1..4; 0 means default */
+  float scale_steps;  /* steps at which a column's largest magnitude lies; 0 means default:
+                         Q for integers, 7.75 for 4-bit half-integers, else 2^(bits-1) - 1/2 */
 } leapquant_format;
 
 /* Fills *format from text: a preset ("fp32", "bf16", "int8", "int6", "int4", "int8+", "int6+",
- * "int4+", "int4-compact") or a format string; grammar in docs/FORMAT.md ("Format strings"), e.g.
- * "int8:r=8,window=32" or "4h:scale=fp16,smooth=log8,i8=4,i4=11". Presets are windowed; per step:
- * "int8:step". Not changed on failure. Errors: NULL_POINTER, INVALID_FORMAT (the sentence names
- * the key and lists what is allowed). A mix by head ("mix(int8+@0-3,int4-compact)") is parsed by
- * leapquant_formats_from_string. */
+ * "int4+", "int4-compact") or a payload ("8", "6", "4", "3"; "h" appended for half-integers), then
+ * options, each after a colon: "int8:r=8:window=32", "4h:scale=fp16:smooth=log8:i8=4:i4=11",
+ * "int8:step" (per step: no compensators, no smoothing). The grammar is in docs/FORMAT.md ("Format
+ * strings"). Presets are windowed, 16 tokens. Not changed on failure. Errors: NULL_POINTER,
+ * INVALID_FORMAT (the sentence names the part and lists what is allowed). */
 LEAPQUANT_API leapquant_status leapquant_format_from_string(const char* text,
                                                             leapquant_format* format);
-/* Parses a format or a mix by head for a layer of num_v_heads heads. formats [max_formats] receives
- * *num_formats distinct formats, head_format [num_v_heads] the index of each head's format. */
-LEAPQUANT_API leapquant_status leapquant_formats_from_string(const char* text, int32_t num_v_heads,
-                                                             leapquant_format* formats,
-                                                             int32_t max_formats,
-                                                             int32_t* num_formats,
-                                                             uint8_t* head_format);
+/* Parses a format, or a mix by head, "mix(int8+@0-3,int4-compact)": entries FORMAT@HEADS in order,
+ * the first that names a head wins, the last, without @, takes the rest. HEADS: ranges joined by
+ * "&", each with an optional linear-layer index in front: "0-1&7", "3.0-1" (layer 3 only).
+ * layer: index of this layer among the model's linear layers. formats [max_formats] receives
+ * *num_formats distinct formats, head_format [num_v_heads] the index of each head's format.
+ * Errors: as above; INVALID_ARGUMENT when a head is out of range; BUFFER_TOO_SMALL. */
+LEAPQUANT_API leapquant_status leapquant_formats_from_string(
+    const char* text, int32_t layer, int32_t num_v_heads, leapquant_format* formats,
+    int32_t max_formats, int32_t* num_formats, uint8_t* head_format);
 /* Writes the canonical text of a format, zero-terminated, into buffer [bytes] (128 is enough);
  * from_string of it gives the same format. */
 LEAPQUANT_API leapquant_status leapquant_format_to_string(const leapquant_format* format,
@@ -214,14 +216,11 @@ typedef struct leapquant_layout leapquant_layout;
  * formats, NULL: all heads use formats[0]. Formats of one layout share window, stagger and policy;
  * value heads of one key head may differ in everything else. device picks the backend: the first of
  * the ordered list that accepts wins. *layout is set only on success.
- * Errors: NULL_POINTER, INVALID_SHAPE, INVALID_FORMAT, UNSUPPORTED (the sentence lists every reason),
- * DEVICE_UNAVAILABLE, OUT_OF_MEMORY. */
-LEAPQUANT_API leapquant_status leapquant_layout_create(const leapquant_shape* shape,
-                                                       const leapquant_format* formats,
-                                                       int32_t num_formats,
-                                                       const uint8_t* head_format,
-                                                       leapquant_device device,
-                                                       leapquant_layout** layout);
+ * Errors: NULL_POINTER, INVALID_SHAPE, INVALID_FORMAT, UNSUPPORTED (the sentence lists every
+ * reason), DEVICE_UNAVAILABLE, OUT_OF_MEMORY. */
+LEAPQUANT_API leapquant_status leapquant_layout_create(
+    const leapquant_shape* shape, const leapquant_format* formats, int32_t num_formats,
+    const uint8_t* head_format, leapquant_device device, leapquant_layout** layout);
 LEAPQUANT_API void leapquant_layout_destroy(leapquant_layout* layout);
 /* Name of the backend that serves this layout and its SIMD target, e.g. "cpu/AVX2". Static. */
 LEAPQUANT_API const char* leapquant_layout_backend(const leapquant_layout* layout);
@@ -249,7 +248,8 @@ LEAPQUANT_API int32_t leapquant_last_boundary(const leapquant_layout* layout, in
 
 /* Flags of leapquant_health.flags. */
 enum {
-  LEAPQUANT_HEALTH_NON_FINITE = 1,       /* the rebuilt state had a NaN or infinity: kept old state */
+  LEAPQUANT_HEALTH_NON_FINITE = 1,       /* a state entry left the finite range; quantised formats
+                                            store such an entry as zero */
   LEAPQUANT_HEALTH_RECORD_SATURATED = 2, /* a correction u passed the FP16 range and was clamped */
   LEAPQUANT_HEALTH_SCALE_SATURATED = 4,  /* a value or smoothing scale passed its type's range */
   LEAPQUANT_HEALTH_COMPENSATOR_SATURATED = 8
@@ -269,13 +269,13 @@ typedef struct leapquant_health {
 typedef struct leapquant_pool {
   uint32_t struct_size;
   int32_t num_state_slots;
-  int32_t num_window_slots;     /* 0 is allowed when the layout is per step */
-  void* states;                 /* state slot s at states + s * state_stride_bytes; 16-byte aligned */
-  int64_t state_stride_bytes;   /* >= state_bytes, multiple of 16 */
-  void* windows;                /* window slot w at windows + w * window_stride_bytes; 16-aligned */
-  int64_t window_stride_bytes;  /* >= window_bytes, multiple of 16 */
-  int32_t* base;                /* [num_state_slots, num_v_heads]: position each boundary stands for */
-  leapquant_health* health;     /* [num_state_slots, num_v_heads]; may be null */
+  int32_t num_window_slots;   /* 0 is allowed when the layout is per step */
+  void* states;               /* state slot s at states + s * state_stride_bytes; 16-byte aligned */
+  int64_t state_stride_bytes; /* >= state_bytes, multiple of 16 */
+  void* windows;              /* window slot w at windows + w * window_stride_bytes; 16-aligned */
+  int64_t window_stride_bytes; /* >= window_bytes, multiple of 16 */
+  int32_t* base;            /* [num_state_slots, num_v_heads]: position each boundary stands for */
+  leapquant_health* health; /* [num_state_slots, num_v_heads]; may be null */
 } leapquant_pool;
 
 /* ---- Launch: threads or stream, workspace, checks ------------------------------------------- */
@@ -302,8 +302,8 @@ typedef struct leapquant_launch {
   int32_t check;                  /* leapquant_check */
   const leapquant_runner* runner; /* CPU; null: the calling thread alone */
   void* stream;                   /* CUDA */
-  void* workspace;                /* 64-byte aligned, contents undefined, not shared between calls */
-  size_t workspace_bytes;         /* >= leapquant_workspace_bytes */
+  void* workspace;        /* 64-byte aligned, contents undefined, not shared between calls */
+  size_t workspace_bytes; /* >= leapquant_workspace_bytes */
 } leapquant_launch;
 
 /* Workspace of any operation of this layout with up to num_workers workers and max_batch sequences
@@ -376,29 +376,32 @@ typedef struct leapquant_output {
  * negative index is a padding row: output zero, nothing else read or written; slot 0 is ordinary.
  * positions [batch]: tokens committed before the call. status [batch] receives a leapquant_status
  * per sequence; a faulty sequence gets zero output and no change, its neighbours are unaffected.
- * Passing a smaller position than last time rolls back drafts, down to the largest base of the heads.
+ * Passing a smaller position than last time rolls back drafts, down to the largest base of the
+ * heads.
  */
 
 typedef struct leapquant_decode_args {
   uint32_t struct_size;
-  int32_t batch;               /* >= 0 */
-  int32_t tokens;              /* T of the tensors, 1..shape.max_tokens */
+  int32_t batch;  /* >= 0 */
+  int32_t tokens; /* T of the tensors, 1..shape.max_tokens */
   const int32_t* state_slots;
   const int32_t* window_slots;
   const int32_t* positions;
-  const int32_t* num_tokens;   /* [batch] 0..tokens, null: all `tokens` */
-  leapquant_inputs inputs;     /* leading axes [batch, tokens] */
-  leapquant_output output;     /* [batch, tokens, HV, V]; rows past num_tokens are zero */
-  int32_t* status;             /* [batch] */
+  const int32_t* num_tokens; /* [batch] 0..tokens, null: all `tokens` */
+  leapquant_inputs inputs;   /* leading axes [batch, tokens] */
+  leapquant_output output;   /* [batch, tokens, HV, V]; rows past num_tokens are zero */
+  int32_t* status;           /* [batch] */
 } leapquant_decode_args;
-/* Folds each head up to its last boundary at or below its position, then reads, computes the outputs
- * and appends the records. No commit: the next call's position says how many tokens were kept. */
+/* Folds each head up to its last boundary at or below its position, then reads, computes the
+ * outputs and appends the records. No commit: the next call's position says how many tokens were
+ * kept. */
 LEAPQUANT_API leapquant_status leapquant_decode(const leapquant_layout* layout,
                                                 const leapquant_pool* pool,
                                                 const leapquant_decode_args* args,
                                                 const leapquant_launch* launch);
 
-/* A checkpoint to take inside a prefill: the state after `position` tokens, folded into state_slot. */
+/* A checkpoint to take inside a prefill: the state after `position` tokens, folded into state_slot.
+ */
 typedef struct leapquant_checkpoint {
   int32_t sequence;
   int32_t position;   /* absolute; > the sequence's start, <= its end */
@@ -409,20 +412,21 @@ typedef struct leapquant_prefill_args {
   uint32_t struct_size;
   int32_t batch;
   const int32_t* state_slots;
-  const int32_t* window_slots;   /* windows are read (records before positions), then left empty */
-  const int32_t* positions;      /* 0 for a fresh slot */
-  const int32_t* token_offsets;  /* [batch + 1], ascending from 0: sequence i has tokens
-                                    token_offsets[i] .. token_offsets[i + 1] - 1 of the packed axis;
-                                    an empty sequence is left unchanged */
-  leapquant_inputs inputs;       /* leading axis [total tokens] */
-  leapquant_output output;       /* [total tokens, HV, V] */
+  const int32_t* window_slots;  /* windows are read (records before positions), then left empty */
+  const int32_t* positions;     /* 0 for a fresh slot */
+  const int32_t* token_offsets; /* [batch + 1], ascending from 0: sequence i has tokens
+                                   token_offsets[i] .. token_offsets[i + 1] - 1 of the packed axis;
+                                   an empty sequence is left unchanged */
+  leapquant_inputs inputs;      /* leading axis [total tokens] */
+  leapquant_output output;      /* [total tokens, HV, V] */
   int32_t num_checkpoints;
   const leapquant_checkpoint* checkpoints; /* sorted by sequence, then position */
-  int32_t through;               /* 1: the running state continues from each folded checkpoint, so
-                                    that a later hit equals this run bitwise */
-  int32_t* status;               /* [batch] */
+  int32_t through; /* 1: the running state continues from each folded checkpoint, so
+                      that a later hit equals this run bitwise */
+  int32_t* status; /* [batch] */
 } leapquant_prefill_args;
-/* Chunked parallel form, then one fold per head; base becomes the end position, the ring is empty. */
+/* Chunked parallel form, then one fold per head; base becomes the end position, the ring is empty.
+ */
 LEAPQUANT_API leapquant_status leapquant_prefill(const leapquant_layout* layout,
                                                  const leapquant_pool* pool,
                                                  const leapquant_prefill_args* args,
@@ -467,8 +471,8 @@ LEAPQUANT_API leapquant_status leapquant_export(const leapquant_layout* layout,
                                                 const leapquant_pool* pool,
                                                 const leapquant_transfer_args* args,
                                                 const leapquant_launch* launch);
-/* Quantises plain matrices into slots; base = position, empty window. Non-finite matrices fault their
- * sequence and change nothing. */
+/* Quantises plain matrices into slots; base = position, empty window. Non-finite matrices fault
+ * their sequence and change nothing. */
 LEAPQUANT_API leapquant_status leapquant_import(const leapquant_layout* layout,
                                                 const leapquant_pool* pool,
                                                 const leapquant_transfer_args* args,
@@ -498,19 +502,19 @@ typedef struct leapquant_saved_info {
   uint32_t struct_size;
   uint32_t version;
   int32_t position;
-  int32_t num_records;       /* tokens in the saved window */
-  uint64_t fingerprint;      /* the caller's model fingerprint */
-  int64_t blob_bytes;        /* of the whole blob */
-  leapquant_shape shape;     /* constant_log_decay is null */
+  int32_t num_records;   /* tokens in the saved window */
+  uint64_t fingerprint;  /* the caller's model fingerprint */
+  int64_t blob_bytes;    /* of the whole blob */
+  leapquant_shape shape; /* constant_log_decay is null */
   int32_t num_formats;
   leapquant_format formats[8];
 } leapquant_saved_info;
 
 /* Exact bytes that leapquant_save will write for this slot at this position. */
 LEAPQUANT_API leapquant_status leapquant_saved_bytes(const leapquant_layout* layout,
-                                                     const leapquant_pool* pool,
-                                                     int32_t state_slot, int32_t window_slot,
-                                                     int32_t position, size_t* bytes);
+                                                     const leapquant_pool* pool, int32_t state_slot,
+                                                     int32_t window_slot, int32_t position,
+                                                     size_t* bytes);
 /* Writes one slot as a portable blob (little-endian, canonical order, XXH3 checksums over header,
  * boundary states and window); window_slot < 0: needs base == position for every head. */
 LEAPQUANT_API leapquant_status leapquant_save(const leapquant_layout* layout,
@@ -524,27 +528,30 @@ LEAPQUANT_API leapquant_status leapquant_load(const leapquant_layout* layout,
                                               const leapquant_pool* pool, int32_t state_slot,
                                               int32_t window_slot, uint64_t fingerprint,
                                               const void* buffer, size_t bytes, int32_t* position);
-/* Verifies a blob and describes it without any pool. head_format [shape.num_v_heads] may be null. */
+/* Verifies a blob and describes it without any pool. head_format [shape.num_v_heads] may be null.
+ */
 LEAPQUANT_API leapquant_status leapquant_inspect(const void* buffer, size_t bytes,
                                                  leapquant_saved_info* info, uint8_t* head_format,
                                                  int32_t head_format_capacity);
 
-/* ---- Slots: an allocator with a byte budget (CPU memory), on top of the raw operations --------- */
+/* ---- Slots: an allocator with a byte budget (CPU memory), on top of the raw operations ---------
+ */
 
 typedef struct leapquant_slots leapquant_slots;
 typedef struct leapquant_slots_usage {
   uint32_t struct_size;
   int64_t budget_bytes;
-  int64_t resident_bytes;    /* of all live slots, never above the budget */
+  int64_t resident_bytes; /* of all live slots, never above the budget */
   int32_t num_sequences;
   int32_t num_checkpoints;
   int64_t num_evictions;
 } leapquant_slots_usage;
 
 /* One pool for num_layers equal layers under a budget in bytes: a sequence slot costs state, window
- * and metadata bytes of every layer, a checkpoint slot state and metadata only. Memory is reserved at
- * creation. Errors: NULL_POINTER, INVALID_ARGUMENT, BUFFER_TOO_SMALL (not even one sequence fits; the
- * sentence says how many bytes one needs), OUT_OF_MEMORY. Thread-safe: every call locks. */
+ * and metadata bytes of every layer, a checkpoint slot state and metadata only. Memory is reserved
+ * at creation. Errors: NULL_POINTER, INVALID_ARGUMENT, BUFFER_TOO_SMALL (not even one sequence
+ * fits; the sentence says how many bytes one needs), OUT_OF_MEMORY. Thread-safe: every call locks.
+ */
 LEAPQUANT_API leapquant_status leapquant_slots_create(const leapquant_layout* layout,
                                                       int32_t num_layers, int64_t budget_bytes,
                                                       leapquant_slots** slots);

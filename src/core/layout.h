@@ -41,14 +41,14 @@ struct BoundaryLayout {
 // One sequence's window in a window slot. A token t lies at ring index r = t mod ring_tokens; its
 // sub-step j at record r * sub_steps + j.
 struct WindowLayout {
-  int32_t ring_tokens = 0;   // R
-  int32_t records = 0;       // R * sub_steps
-  int32_t decay_bytes = 0;   // bytes of one log decay: 4, or 2 (FP16 vector decays); 0: not stored
-  int32_t decay_count = 0;   // log decays per token and value head: 0, 1 or K
-  int64_t keys = 0;          // [HK][records][K] FP16
-  int64_t corrections = 0;   // [HV][records][V] FP16
-  int64_t log_decays = 0;    // [HV][R][decay_count]
-  int64_t bytes = 0;         // multiple of 16
+  int32_t ring_tokens = 0;  // R
+  int32_t records = 0;      // R * sub_steps
+  int32_t decay_bytes = 0;  // bytes of one log decay: 4, or 2 (FP16 vector decays); 0: not stored
+  int32_t decay_count = 0;  // log decays per token and value head: 0, 1 or K
+  int64_t keys = 0;         // [HK][records][K] FP16
+  int64_t corrections = 0;  // [HV][records][V] FP16
+  int64_t log_decays = 0;   // [HV][R][decay_count]
+  int64_t bytes = 0;        // multiple of 16
   int64_t key_head_stride = 0;
   int64_t correction_head_stride = 0;
   int64_t decay_head_stride = 0;
@@ -56,17 +56,17 @@ struct WindowLayout {
 
 // A whole layer: shape, the classes of its heads and where each head lies in a state slot.
 struct Layout {
-  leapquant_shape shape;                   // normalised; constant_log_decay points to `decays`
-  std::vector<float> decays;               // [HV] constant log decays, else empty
-  std::vector<BoundaryLayout> classes;     // distinct formats
-  std::vector<uint8_t> head_class;         // [HV]
-  std::vector<int64_t> head_offset;        // [HV] offset of the head's boundary state in a slot
-  std::vector<int32_t> head_boundary;      // [HV] boundary offset s of the head
+  leapquant_shape shape;                // normalised; constant_log_decay is null, see `decays`
+  std::vector<float> decays;            // [HV] constant log decays, else empty
+  std::vector<BoundaryLayout> classes;  // distinct formats
+  std::vector<uint8_t> head_class;      // [HV]
+  std::vector<int64_t> head_offset;     // [HV] offset of the head's boundary state in a slot
+  std::vector<int32_t> head_boundary;   // [HV] boundary offset s of the head
   WindowLayout window;
-  int64_t state_bytes = 0;                 // of a slot, multiple of 16
-  int32_t group = 0;                       // value heads per key head
-  bool per_step = false;                   // policy of all classes
-  int32_t window_tokens = 0;               // p
+  int64_t state_bytes = 0;    // of a slot, multiple of 16
+  int32_t group = 0;          // value heads per key head
+  bool per_step = false;      // policy of all classes
+  int32_t window_tokens = 0;  // p
 
   const BoundaryLayout& head(int32_t v_head) const {
     return classes[head_class[static_cast<size_t>(v_head)]];
@@ -74,7 +74,8 @@ struct Layout {
 };
 
 // Fills in defaults (zeros) of a format and checks its ranges; the sentence names the field.
-Status normalise_format(const leapquant_format& given, leapquant_format* format, Sentence* sentence);
+Status normalise_format(const leapquant_format& given, leapquant_format* format,
+                        Sentence* sentence);
 Status normalise_shape(const leapquant_shape& given, leapquant_shape* shape, Sentence* sentence);
 
 BoundaryLayout make_boundary_layout(const leapquant_format& normalised, int32_t k_dim,

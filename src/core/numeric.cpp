@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The log8 table. Constants are decimal expansions of 2^(i/8) and 2^((2i-1)/16), rounded to FP32 once
-// by the compiler, then scaled by exact powers of two: the same on every machine.
+// The log8 table. Constants are decimal expansions of 2^(i/8) and 2^((2i-1)/16), rounded to FP32
+// once by the compiler, then scaled by exact powers of two: the same on every machine.
 #include "core/numeric.h"
 
 namespace leapquant {

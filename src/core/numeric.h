@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Scalar number conversions with one rounding rule, round half to even, and the codec's arithmetic
-// that every backend must reproduce bit for bit. Backends vectorise these; they never redefine them.
+// that every backend must reproduce bit for bit. Backends vectorise these; they never redefine
+// them.
 #pragma once
 
 #include <bit>
@@ -29,7 +30,8 @@ inline float fp16_to_float(uint16_t half) {
   const uint32_t exponent = (half >> 10) & 0x1fu;
   const uint32_t mantissa = half & 0x3ffu;
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
   // Subnormal: mantissa * 2^-24, exact in FP32.
   const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
@@ -63,8 +65,8 @@ inline uint16_t float_to_fp16_saturated(float value, bool* saturated) {
   return static_cast<uint16_t>((half & 0x8000u) | 0x7bffu);
 }
 
-// Smallest FP16 not below a value >= 0; saturates at 65504. A value below 2^-24 but above zero gives
-// 2^-24. A scale rounded up never clips what it scales.
+// Smallest FP16 not below a value >= 0; saturates at 65504. A value below 2^-24 but above zero
+// gives 2^-24. A scale rounded up never clips what it scales.
 inline uint16_t float_to_fp16_up(float value, bool* saturated) {
   const uint16_t half = float_to_fp16(value);
   if (half >= 0x7c00u) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a backend offers: a table of functions over the public argument structs. The door has checked
-// every pointer, stride, slot and position that the host can see; a backend finds the faults of
-// single sequences, writes them to the status array and returns OK (or a device or internal error).
+// What a backend offers: a table of functions over the public argument structs. The door has
+// checked every pointer, stride, slot and position that the host can see; a backend finds the
+// faults of single sequences, writes them to the status array and returns OK (or a device or
+// internal error).
 #pragma once
 
 #include <cstddef>
@@ -49,7 +50,8 @@ inline void run_tasks(const leapquant_launch& launch, int32_t num_tasks, leapqua
 }
 
 // Workspace: workers' scratch first, each 64-byte aligned, then the sequences' scratch.
-inline std::byte* worker_scratch(const leapquant_launch& launch, size_t per_worker, int32_t worker) {
+inline std::byte* worker_scratch(const leapquant_launch& launch, size_t per_worker,
+                                 int32_t worker) {
   return static_cast<std::byte*>(launch.workspace) +
          (per_worker + 63) / 64 * 64 * static_cast<size_t>(worker);
 }

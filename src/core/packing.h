@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Canonical packing of integer codes along one axis: 8 bits one byte each; 6 bits four codes in three
-// bytes, little-endian, stored as code + 32; 4 bits two codes a byte, low nibble = even index, stored
-// as code + 8; 3 bits eight codes in three bytes, little-endian, stored as code + 4. A short last
-// group is filled with the stored value of code 0.
+// Canonical packing of integer codes along one axis: 8 bits one byte each; 6 bits four codes in
+// three bytes, little-endian, stored as code + 32; 4 bits two codes a byte, low nibble = even
+// index, stored as code + 8; 3 bits eight codes in three bytes, little-endian, stored as code + 4.
+// A short last group is filled with the stored value of code 0.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,8 @@ inline void unpack_codes(const uint8_t* packed, int32_t count, int32_t bits, int
     uint32_t word = 0;
     for (int32_t b = 0; b < group_bytes; ++b) word |= static_cast<uint32_t>(*packed++) << (8 * b);
     for (int32_t j = 0; j < per_group && i + j < count; ++j) {
-      codes[i + j] = static_cast<int8_t>(static_cast<int32_t>((word >> (bits * j)) & mask) - offset);
+      codes[i + j] =
+          static_cast<int8_t>(static_cast<int32_t>((word >> (bits * j)) & mask) - offset);
     }
   }
 }

@@ -20,7 +20,8 @@ struct WindowView {
 
 inline std::byte* boundary_state(const Layout& layout, const leapquant_pool& pool, int32_t slot,
                                  int32_t v_head) {
-  return static_cast<std::byte*>(pool.states) + static_cast<int64_t>(slot) * pool.state_stride_bytes +
+  return static_cast<std::byte*>(pool.states) +
+         static_cast<int64_t>(slot) * pool.state_stride_bytes +
          layout.head_offset[static_cast<size_t>(v_head)];
 }
 
@@ -35,8 +36,7 @@ inline WindowView window_view(const Layout& layout, const leapquant_pool& pool, 
                                           k_head * layout.window.key_head_stride);
   view.corrections = reinterpret_cast<uint16_t*>(start + layout.window.corrections +
                                                  v_head * layout.window.correction_head_stride);
-  view.log_decays =
-      start + layout.window.log_decays + v_head * layout.window.decay_head_stride;
+  view.log_decays = start + layout.window.log_decays + v_head * layout.window.decay_head_stride;
   return view;
 }
 
