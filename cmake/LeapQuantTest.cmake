@@ -19,8 +19,8 @@ endforeach()
 
 # leapquant_test(<name> LABEL <label> SOURCES <file>... [LIBS <target>...] [ARGS <argument>...]
 #                [TIMEOUT <seconds>] [NO_MAIN])
-# One test program. GoogleTest and its main are linked unless NO_MAIN is given. Does nothing where a
-# library does not exist, such as the runtime in a build without the tool.
+# One test program. GoogleTest and its main are linked unless NO_MAIN is given. Does nothing where
+# a library does not exist, such as the runtime in a build without the tool.
 function(leapquant_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN" "LABEL;TIMEOUT" "SOURCES;LIBS;ARGS")
   foreach(library IN LISTS arg_LIBS)
@@ -48,13 +48,15 @@ function(leapquant_test name)
 endfunction()
 
 # leapquant_script_test(<name> LABEL <label> COMMAND <command>... [TIMEOUT <seconds>])
-# A test that is a script. It finds the tree in LEAPQUANT_SOURCE_DIR and the tool in LEAPQUANT_TOOL.
+# A test that is a script. Its environment has LEAPQUANT_SOURCE_DIR, LEAPQUANT_BINARY_DIR and,
+# where the tool is built, LEAPQUANT_TOOL.
 function(leapquant_script_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT" "COMMAND")
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
-  set(environment "LEAPQUANT_SOURCE_DIR=${PROJECT_SOURCE_DIR}")
+  set(environment "LEAPQUANT_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
+                  "LEAPQUANT_BINARY_DIR=${PROJECT_BINARY_DIR}")
   if(TARGET leapquant_tool)
     list(APPEND environment "LEAPQUANT_TOOL=$<TARGET_FILE:leapquant_tool>")
     add_dependencies(leapquant_${arg_LABEL}_tests leapquant_tool)
@@ -64,8 +66,8 @@ function(leapquant_script_test name)
                                           ENVIRONMENT "${environment}")
 endfunction()
 
-# Which libraries a test links, by the folder under its room: tests/unit/runtime/x_test.cpp tests the
-# runtime. The rooms of src, and files without such a folder, link the library's inside.
+# Which libraries a test links, by the folder under its room: tests/unit/runtime/x_test.cpp tests
+# the runtime. The rooms of src, and files without such a folder, link the library's inside.
 function(leapquant_libraries_of_folder variable folder)
   if(folder STREQUAL "runtime")
     set(libraries leapquant_runtime)
