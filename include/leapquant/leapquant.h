@@ -11,8 +11,10 @@
  * - A bad argument changes nothing; the call returns a status and leapquant_last_error() gives one
  *   sentence for the calling thread: which argument, what was expected, what came.
  * - Every struct that may grow begins with struct_size; set it to sizeof(the struct) and zero the
- *   rest (LEAPQUANT_INIT does both). A larger struct_size than the library knows is accepted only
- *   when the unknown tail is zero.
+ *   rest (LEAPQUANT_INIT does both). A smaller struct_size, of an older header, stands for a struct
+ *   whose later fields are zero; a larger one than the library knows is accepted only when the
+ *   unknown tail is zero. Structs that lie inside others or in arrays (leapquant_shape,
+ *   leapquant_format, leapquant_inputs) keep their size: they grow into `reserved`, which is zero.
  * - Strides are in bytes. Last axes are contiguous. A stride of 0 means "packed".
  * - Threads: a layout is immutable and may be shared. Two calls may run at the same time as long as
  *   no state or window slot that one of them writes is used by the other and they use different
@@ -51,8 +53,21 @@ LEAPQUANT_API uint32_t leapquant_version_number(void);
 /* The same as text, "0.1.0". Static storage. Never fails. */
 LEAPQUANT_API const char* leapquant_version_string(void);
 
-/* Zeroes a struct of this header and sets its struct_size. */
-#define LEAPQUANT_INIT(type) {sizeof(type)}
+/* Zeroes a struct of this header and sets its struct_size: leapquant_shape shape =
+ * LEAPQUANT_INIT(leapquant_shape); in C an initialiser, in C++ a value. */
+#ifdef __cplusplus
+extern "C++" {
+template <typename Struct>
+constexpr Struct leapquant_init() {
+  Struct value{};
+  value.struct_size = sizeof(Struct);
+  return value;
+}
+}
+#define LEAPQUANT_INIT(type) (leapquant_init<type>())
+#else
+#define LEAPQUANT_INIT(type) {.struct_size = sizeof(type)}
+#endif
 
 /* ---- Status -------------------------------------------------------------------------------- */
 
@@ -135,6 +150,7 @@ typedef struct leapquant_shape {
   int32_t first_k_head;            /* tensor parallelism: index of this shard's first key head; */
   int32_t total_k_heads;           /* key heads of the whole layer; 0 means num_k_heads */
   const float* constant_log_decay; /* [num_v_heads], <= 0; only LEAPQUANT_DECAY_CONSTANT; copied */
+  int32_t reserved[4];             /* zero */
 } leapquant_shape;
 
 /* ---- Format of a state --------------------------------------------------------------------- */
@@ -178,10 +194,11 @@ typedef struct leapquant_format {
                              heads at multiples of window */
   int32_t log_decay_type; /* records' per-channel log decays: LEAPQUANT_FP32 or LEAPQUANT_FP16 */
 
-  int32_t fit_start;  /* leapquant_fit_start */
-  int32_t fit_rounds; /* rounds of block subspace iteration, 1..4; 0 means default */
-  float scale_steps;  /* steps at which a column's largest magnitude lies; 0 means default:
-                         Q for integers, 7.75 for 4-bit half-integers, else 2^(bits-1) - 1/2 */
+  int32_t fit_start;   /* leapquant_fit_start */
+  int32_t fit_rounds;  /* rounds of block subspace iteration, 1..4; 0 means default */
+  float scale_steps;   /* steps at which a column's largest magnitude lies; 0 means default:
+                          Q for integers, 7.75 for 4-bit half-integers, else 2^(bits-1) - 1/2 */
+  int32_t reserved[5]; /* zero */
 } leapquant_format;
 
 /* Fills *format from text: a preset ("fp32", "bf16", "int8", "int6", "int4", "int8+", "int6+",
@@ -239,8 +256,9 @@ LEAPQUANT_API leapquant_status leapquant_bytes_per_slot(const leapquant_layout* 
                                                         leapquant_sizes* sizes);
 /* Bytes of one head's boundary state; 0 for a head out of range. */
 LEAPQUANT_API int64_t leapquant_boundary_bytes(const leapquant_layout* layout, int32_t v_head);
-/* Last boundary of value head v_head at or below position, and the next above it; may be negative
- * (no boundary yet). Pure arithmetic, no pool needed. */
+/* Last boundary of value head v_head at or below position (the next one lies `window` tokens
+ * further); may be negative: no boundary yet. Pure arithmetic, no pool needed. INT32_MIN for a head
+ * out of range or a null layout. */
 LEAPQUANT_API int32_t leapquant_last_boundary(const leapquant_layout* layout, int32_t v_head,
                                               int32_t position);
 
@@ -339,7 +357,7 @@ typedef enum leapquant_beta {
 /* Activations of a call. T: decode max_tokens of the call; prefill: total tokens.
  * n = sub_steps, HK = num_k_heads, HV = num_v_heads, K = head_k_dim, V = head_v_dim. */
 typedef struct leapquant_inputs {
-  uint32_t struct_size;
+  uint32_t struct_size;       /* may be 0: lies inside another struct, whose size counts */
   leapquant_tensor q;         /* [.., T, HK, K] */
   leapquant_tensor k;         /* [.., T, n, HK, K] write keys */
   leapquant_tensor v;         /* [.., T, n, HV, V] */
@@ -360,6 +378,7 @@ typedef struct leapquant_inputs {
   int32_t read_before_update; /* 1: o = S_before^T q, decay and update not applied (RWKV6) */
   const float* bonus;         /* [HV, K] or null: o += <q . bonus, k_0> v_0 (RWKV6) */
   const float* skip;          /* [HV] or null: o += skip v_0 (Mamba2 D, v_0 without beta) */
+  int64_t reserved[8];        /* zero */
 } leapquant_inputs;
 
 /* Output o [.., T, HV, V]; strides as leapquant_tensor. FP16 outputs saturate at 65504. */
@@ -373,11 +392,13 @@ typedef struct leapquant_output {
 
 /* ---- Operations ---------------------------------------------------------------------------- */
 /* Common arguments. state_slots [batch] and window_slots [batch] (null: the state's index): a
- * negative index is a padding row: output zero, nothing else read or written; slot 0 is ordinary.
- * positions [batch]: tokens committed before the call. status [batch] receives a leapquant_status
- * per sequence; a faulty sequence gets zero output and no change, its neighbours are unaffected.
- * Passing a smaller position than last time rolls back drafts, down to the largest base of the
- * heads.
+ * negative state index is a padding row: output zero, nothing else read or written; slot 0 is
+ * ordinary. A negative window index of a live row says that the slot has no window, as checkpoints
+ * have none: allowed where no record is read or written (position = base of every head, and not in
+ * a windowed decode). Layouts per step ignore window slots. positions [batch]: tokens committed
+ * before the call. status [batch] receives a leapquant_status per sequence; a faulty sequence gets
+ * zero output and no change, its neighbours are unaffected. Passing a smaller position than last
+ * time rolls back drafts, down to the largest base of the heads.
  */
 
 typedef struct leapquant_decode_args {
@@ -523,19 +544,22 @@ LEAPQUANT_API leapquant_status leapquant_save(const leapquant_layout* layout,
                                               uint64_t fingerprint, void* buffer, size_t bytes,
                                               size_t* written);
 /* Reads a blob into a slot. Everything is verified first; on any failure the slot is unchanged.
- * fingerprint must equal the saved one. *position receives the saved position. */
+ * fingerprint must equal the saved one. *position receives the saved position. Bytes after the
+ * blob's end are not looked at, so blobs may follow one another. window_slot < 0: the blob must
+ * hold no records. The encoder's choices (second block of leapquant_format) and max_tokens need not
+ * match, as long as the ring holds the saved records (SHAPE_MISMATCH otherwise). */
 LEAPQUANT_API leapquant_status leapquant_load(const leapquant_layout* layout,
                                               const leapquant_pool* pool, int32_t state_slot,
                                               int32_t window_slot, uint64_t fingerprint,
                                               const void* buffer, size_t bytes, int32_t* position);
-/* Verifies a blob and describes it without any pool. head_format [shape.num_v_heads] may be null.
+/* Verifies a blob and describes it without any pool. info->shape.max_tokens is the smallest with
+ * which the saved window fits. head_format [head_format_capacity >= shape.num_v_heads] may be null.
  */
 LEAPQUANT_API leapquant_status leapquant_inspect(const void* buffer, size_t bytes,
                                                  leapquant_saved_info* info, uint8_t* head_format,
                                                  int32_t head_format_capacity);
 
-/* ---- Slots: an allocator with a byte budget (CPU memory), on top of the raw operations ---------
- */
+/* ---- Slots: an allocator with a byte budget (CPU memory) on top of the raw operations ------- */
 
 typedef struct leapquant_slots leapquant_slots;
 typedef struct leapquant_slots_usage {
@@ -559,8 +583,9 @@ LEAPQUANT_API void leapquant_slots_destroy(leapquant_slots* slots);
 /* Pool descriptor of one layer, valid until destroy. */
 LEAPQUANT_API leapquant_status leapquant_slots_pool(const leapquant_slots* slots, int32_t layer,
                                                     leapquant_pool* pool);
-/* Takes a cleared sequence slot (state and window of all layers). POOL_FULL: nothing is evicted but
- * checkpoints, oldest use first; live sequences are never touched. */
+/* Takes a cleared sequence slot (state and window of all layers, as leapquant_reset leaves them at
+ * position 0). Evicts checkpoints where needed, oldest use first; live sequences are never touched:
+ * POOL_FULL, and nothing evicted, when they alone fill the budget. */
 LEAPQUANT_API leapquant_status leapquant_slots_acquire(leapquant_slots* slots, int32_t* state_slot,
                                                        int32_t* window_slot);
 /* Takes a checkpoint slot (no window), evicting the least recently used checkpoint when needed.
@@ -568,10 +593,12 @@ LEAPQUANT_API leapquant_status leapquant_slots_acquire(leapquant_slots* slots, i
 LEAPQUANT_API leapquant_status leapquant_slots_acquire_checkpoint(leapquant_slots* slots,
                                                                   int32_t* state_slot,
                                                                   int32_t* evicted);
-/* Marks a checkpoint as used now. */
+/* Asks for a checkpoint before using it, and marks it as used now. EMPTY_ENTRY when the slot holds
+ * no checkpoint any more: it has been evicted and the lookup is a miss. (A slot that was evicted
+ * and taken again is the taker's: whoever receives a slot index forgets what it held before.) */
 LEAPQUANT_API leapquant_status leapquant_slots_touch(leapquant_slots* slots, int32_t state_slot);
-/* Gives a slot back; scrub = 1 overwrites its bytes with zero. Errors: SLOT_OUT_OF_RANGE,
- * INVALID_ARGUMENT (not live). */
+/* Gives a slot back; scrub = 1 overwrites its bytes with zero at once (they are cleared before the
+ * next use in any case). Errors: SLOT_OUT_OF_RANGE, INVALID_ARGUMENT (not live). */
 LEAPQUANT_API leapquant_status leapquant_slots_release(leapquant_slots* slots, int32_t state_slot,
                                                        int32_t scrub);
 LEAPQUANT_API leapquant_status leapquant_slots_get_usage(const leapquant_slots* slots,
