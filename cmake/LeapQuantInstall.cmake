@@ -38,6 +38,9 @@ install(FILES "${PROJECT_BINARY_DIR}/package/LeapQuantConfig.cmake"
               "${PROJECT_BINARY_DIR}/package/LeapQuantConfigVersion.cmake"
         DESTINATION "${leapquant_package_dir}")
 
+# The file finds its own prefix, so that a tree installed elsewhere (--prefix, a package) works.
+file(RELATIVE_PATH LEAPQUANT_PC_TO_PREFIX "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig"
+     "${CMAKE_INSTALL_PREFIX}")
 configure_file("${PROJECT_SOURCE_DIR}/cmake/leapquant.pc.in"
                "${PROJECT_BINARY_DIR}/package/leapquant.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/package/leapquant.pc"
