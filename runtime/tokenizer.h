@@ -64,8 +64,9 @@ class Tokenizer {
   // Throws Error when the embedding of a model has too few rows for the ids.
   void require_vocab_size(std::int64_t vocab_size) const;
 
+  struct Parts;  // tokenizer_parts.h, for the two files that implement this
+
  private:
-  struct Parts;
   explicit Tokenizer(std::unique_ptr<const Parts> parts);
   std::unique_ptr<const Parts> parts_;
 };
