@@ -83,7 +83,7 @@ def package_of(header: str) -> str:
     return next((name for name, pattern in PACKAGES.items() if pattern.match(header)), "unknown")
 
 
-def angle_violation(where: Room, header: str) -> str | None:
+def package_violation(where: Room, header: str) -> str | None:
     package = package_of(header)
     if package == "std" or package in where.packages:
         return None
@@ -118,8 +118,9 @@ def include_directions(tree: Tree) -> list[Violation]:
                 torch_files.add(path)
             if where is None:
                 continue
-            if bracket == "<":
-                sentence = angle_violation(where, header)
+            # Highway's own manual writes its headers in quotes.
+            if bracket == "<" or package_of(header) in PACKAGES:
+                sentence = package_violation(where, header)
             else:
                 sentence = quoted_violation(tree, where, path, header)
             if sentence:

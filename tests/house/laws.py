@@ -13,6 +13,9 @@ from tree import Tree, Violation
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 MAX_FILE_LINES = 600
+# The one stable surface is one file that reads like a manual.
+MAX_PUBLIC_HEADER_LINES = 900
+PUBLIC_HEADER = "include/leapquant/leapquant.h"
 MAX_COLUMNS = 100
 MAX_TRACKED_BYTES = 55_000_000
 MAX_README_LINES = 200
@@ -39,8 +42,9 @@ def file_length(tree: Tree) -> list[Violation]:
     violations = []
     for path in tree.code:
         count = len(tree.text(path).splitlines())
-        if count > MAX_FILE_LINES:
-            sentence = f"{count} lines; {MAX_FILE_LINES} is the most, so split it by idea"
+        most = MAX_PUBLIC_HEADER_LINES if path == PUBLIC_HEADER else MAX_FILE_LINES
+        if count > most:
+            sentence = f"{count} lines; {most} is the most, so split it by idea"
             violations.append(Violation(path, count, sentence))
     return violations
 
