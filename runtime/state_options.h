@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "leapquant/leapquant.h"
@@ -25,30 +26,62 @@ enum class StatePolicy {
 struct StateOptions {
   std::string state = "int8";  // a preset, a format string or a mix by head
   StatePolicy policy = StatePolicy::kDefault;
-  std::optional<std::int32_t> window;  // tokens between folds, 1..64
-  std::optional<std::int32_t> rank;    // FP16 compensators, 0..32; formats that have some only
+  std::optional<std::int32_t> window;  // tokens between folds, 1..64; for windowed formats
+  std::optional<std::int32_t> rank;    // FP16 compensators, 0..32; for formats that have some
   bool smoothing = true;               // false: no key smoothing
-  std::optional<bool> stagger;         // spread the boundaries of the key heads
+  std::optional<bool> stagger;         // spread the boundaries of the key heads; windowed formats
 };
 
-// Formats of one model's linear layers; the same for every layer.
-struct StateFormat {
-  std::vector<leapquant_format> formats;   // 1..8
-  std::vector<std::uint8_t> head_format;   // [num_v_heads], index into formats
-  std::string text;                        // canonical; parsing it again gives the same formats
+// Formats of the heads of one linear layer.
+struct LayerFormat {
+  std::vector<leapquant_format> formats;  // 1..8
+  std::vector<std::uint8_t> head_format;  // [num_v_heads], index into formats
 
-  bool per_step() const { return formats.front().policy == LEAPQUANT_PER_STEP; }
-  // Plain FP32 in every head, whatever the policy.
+  bool operator==(const LayerFormat& other) const;
+};
+
+// Formats of all linear layers of a model.
+struct StateFormat {
+  std::vector<LayerFormat> layers;  // [linear layers], at least 1
+  std::string text;                 // canonical; resolving it again gives the same formats
+
+  // All layers share policy, window and stagger.
+  const leapquant_format& first() const { return layers.front().formats.front(); }
+  bool per_step() const { return first().policy == LEAPQUANT_PER_STEP; }
+  // Plain FP32 in every head, per step or not.
   bool is_fp32() const;
 };
 
 // Throws Error for text that the library refuses and for options that contradict the format: a
-// rank where compensators are not FP16, a window with policy step.
-StateFormat resolve_state(const StateOptions& options, std::int32_t num_v_heads);
+// rank where compensators are not FP16, a window with policy kStep, formats that differ in policy,
+// window or stagger.
+StateFormat resolve_state(const StateOptions& options, std::int32_t num_v_heads,
+                          std::int32_t num_linear_layers = 1);
+StateFormat resolve_state(const StateOptions& options, const ModelConfig& config);
 
 // The shape of a linear layer of this model. max_tokens: largest number of tokens of one decode
 // call, 1..8; it decides how many records a window's ring holds.
 leapquant_shape linear_layer_shape(const ModelConfig& config, std::int32_t max_tokens);
+
+// A layout of the library on the CPU, destroyed with this. Throws Error.
+class StateLayout {
+ public:
+  StateLayout(const leapquant_shape& shape, const LayerFormat& format);
+  ~StateLayout() { leapquant_layout_destroy(layout_); }
+  StateLayout(StateLayout&& other) noexcept : layout_(std::exchange(other.layout_, nullptr)) {}
+  StateLayout& operator=(StateLayout&& other) noexcept {
+    std::swap(layout_, other.layout_);
+    return *this;
+  }
+  StateLayout(const StateLayout&) = delete;
+  StateLayout& operator=(const StateLayout&) = delete;
+
+  const leapquant_layout* get() const { return layout_; }
+  leapquant_sizes sizes() const;
+
+ private:
+  leapquant_layout* layout_ = nullptr;
+};
 
 // Bytes of one sequence over all linear layers of a model.
 struct StateBytes {
@@ -57,6 +90,7 @@ struct StateBytes {
   std::int64_t metadata = 0;  // base and health
   std::int64_t total() const { return boundary + window + metadata; }
 };
+// format must have been resolved for this model.
 StateBytes state_bytes_per_sequence(const ModelConfig& config, const StateFormat& format,
                                     std::int32_t max_tokens = 1);
 

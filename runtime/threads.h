@@ -5,6 +5,7 @@
 #ifndef LEAPQUANT_RUNTIME_THREADS_H_
 #define LEAPQUANT_RUNTIME_THREADS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -40,6 +41,22 @@ class Threads {
     };
     void* argument = const_cast<void*>(static_cast<const void*>(&function));
     runner_->run(runner_->context, num_tasks, task, argument);
+  }
+
+  // Calls function(first, last) for pieces of 0..rows, each of at least `grain` rows (the last may
+  // be shorter); on the calling thread alone when there is one piece.
+  template <typename Function>
+  void run_rows(std::int64_t rows, std::int64_t grain, Function&& function) const {
+    const std::int64_t most = std::int64_t{4} * count();
+    const std::int64_t piece = std::max<std::int64_t>({grain, (rows + most - 1) / most, 1});
+    const std::int64_t pieces = count() == 1 ? 1 : (rows + piece - 1) / piece;
+    if (pieces <= 1) {
+      if (rows > 0) function(std::int64_t{0}, rows);
+      return;
+    }
+    run(static_cast<std::int32_t>(pieces), [&](std::int32_t index, std::int32_t) {
+      function(index * piece, std::min(rows, (index + 1) * piece));
+    });
   }
 
  private:
