@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ordered list of backends and the rule of choice. The reference is not in the list: it is the
+// oracle of the tests and never serves a caller.
+#include "backend/registry.h"
+
+#include <cstring>
+
+#include "cpu/backend.h"
+
+namespace leapquant {
+namespace {
+
+const char* device_name(leapquant_device device) {
+  return device == LEAPQUANT_CUDA ? "CUDA" : "CPU";
+}
+
+// Appends "name: reason" to a sentence that lists reasons; a full buffer cuts the list, not a word
+// of the program.
+void append_reason(Sentence* sentence, const char* name, const char* reason) {
+  const size_t used = std::strlen(sentence->text);
+  std::snprintf(sentence->text + used, sizeof(sentence->text) - used, "; %s: %s", name, reason);
+}
+
+}  // namespace
+
+Status choose_backend_from(const Backend* const* backends, size_t count, const Layout& layout,
+                           leapquant_device device, const Backend** chosen, Sentence* sentence) {
+  Sentence reasons;
+  reasons.say(LEAPQUANT_UNSUPPORTED, "no backend accepts this layout");
+  bool asked = false;
+  for (size_t i = 0; i < count; ++i) {
+    if (backends[i]->device != device) continue;
+    asked = true;
+    Sentence why_not;
+    if (backends[i]->accepts(layout, &why_not) == LEAPQUANT_OK) {
+      *chosen = backends[i];
+      return LEAPQUANT_OK;
+    }
+    append_reason(&reasons, backends[i]->name, why_not.text);
+  }
+  if (!asked) {
+    return sentence->say(LEAPQUANT_DEVICE_UNAVAILABLE,
+                         "device is %s, but no backend for it is built into this library; expected "
+                         "LEAPQUANT_CPU",
+                         device_name(device));
+  }
+  *sentence = reasons;
+  return LEAPQUANT_UNSUPPORTED;
+}
+
+Status choose_backend(const Layout& layout, leapquant_device device, const Backend** chosen,
+                      Sentence* sentence) {
+  const Backend* const backends[] = {&cpu::cpu_backend()};
+  return choose_backend_from(backends, sizeof(backends) / sizeof(backends[0]), layout, device,
+                             chosen, sentence);
+}
+
+}  // namespace leapquant
