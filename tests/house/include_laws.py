@@ -58,7 +58,8 @@ ROOMS = [
     room("src/cpu", "core cpu", "highway"),
     room("src/cuda", "core cuda", "cuda"),
     room("src/backend", "core reference cpu cuda backend", "xxhash"),
-    room("src/capi", "core backend capi leapquant", "xxhash"),
+    # pthread: a thread that the host refuses is a status; std::thread would throw. mman: slots.
+    room("src/capi", "core backend capi leapquant", "system xxhash"),
     room("runtime", "leapquant runtime", RUNTIME_PACKAGES),
     room("runtime/kernels", "leapquant runtime", RUNTIME_PACKAGES + " highway"),
     room("lab", "leapquant runtime lab", "c system json fmt"),
