@@ -35,4 +35,16 @@ uint32_t encode_boundary(const BoundaryLayout& layout, FitKind kind, const std::
 uint32_t encode_residual(const BoundaryLayout& layout, float* residual, std::byte* boundary,
                          float* scratch);
 
+// The same over states whose rows are padded to 16 (inputs.h), what folds work on. state [K][padded(V)]
+// 64-byte aligned, zeros past V; scratch as encode_scratch_bytes.
+uint32_t encode_padded(const BoundaryLayout& layout, FitKind kind, const std::byte* previous,
+                       float* state, std::byte* boundary, leapquant_health* health,
+                       float* scratch);
+
+// state [K][padded(V)] = Diag(factor) decoded boundary state + sum over rows m of left[m] right[m]^T.
+// factor [padded(K)], null for ones. left [rank + num_records][padded(K)] and right
+// [rank + num_records][padded(V)]: rows from `rank` on are given, those before are scratch.
+void compose_state(const BoundaryLayout& layout, const std::byte* boundary, const float* factor,
+                   int32_t num_records, float* left, float* right, float* state);
+
 }  // namespace leapquant::cpu

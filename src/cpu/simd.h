@@ -14,7 +14,7 @@
 // Left out to keep the library small: machines without SSE4 take the portable target, and vectors
 // without a compile-time size cannot stand in arrays.
 #if defined(__x86_64__)
-#define HWY_DISABLED_TARGETS (HWY_SSE2 | HWY_SSSE3 | HWY_AVX3_DL | HWY_AVX3_ZEN4)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #elif defined(__aarch64__)
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #endif

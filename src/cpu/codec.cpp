@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whole boundary states: composing a state from one, and fit, subtraction and residual codec in turn.
+#include "cpu/codec.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "core/numeric.h"
+#include "cpu/inputs.h"
+#include "cpu/simd.h"
+#include "cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/codec.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#include "cpu/fit-inl.h"
+#include "cpu/residual-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace leapquant::cpu::HWY_NAMESPACE {
+
+// Floats of each part of the scratch of an encoding, in this order.
+struct EncodeScratch {
+  FitScratch fit;
+  float* magnitudes;  // [padded(K)]
+  float* columns;     // [4][padded(V)]
+
+  EncodeScratch(const BoundaryLayout& layout, float* scratch) {
+    const int32_t k = padded(layout.k_dim);
+    const int32_t v = padded(layout.v_dim);
+    const auto take = [&scratch](int32_t count) {
+      float* start = scratch;
+      scratch += count;
+      return start;
+    };
+    magnitudes = take(k);
+    columns = take(4 * v);
+    fit.keys = take(layout.rank * k);
+    fit.values = take(layout.rank * v);
+    fit.spare = take(layout.rank * std::max(k, v));
+  }
+};
+
+// Largest finite magnitude of a state; entries that are not finite become 0, *clean false.
+float largest_magnitude(float* state, int64_t count, bool* clean) {
+  const FloatTag d;
+  const auto infinity = hn::Set(d, std::bit_cast<float>(0x7f800000u));
+  auto largest = hn::Zero(d);
+  auto finite = all_lanes();
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const auto magnitude = hn::Abs(hn::Load(d, state + i));
+    finite = hn::And(finite, hn::Lt(magnitude, infinity));
+    largest = hn::Max(largest, magnitude);
+  }
+  *clean = hn::AllTrue(d, finite);
+  if (*clean) return max_of_lanes(largest);
+  float rest = 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(state[i])) state[i] = 0.0f;
+    rest = std::max(rest, std::fabs(state[i]));
+  }
+  return rest;
+}
+
+// state -= sum of keys[r] values[r]; row magnitudes of what is left, and its sums for telemetry.
+struct Energy {
+  double state = 0.0;     // |S|^2 scale^2
+  double residual = 0.0;  // |R|^2 scale^2
+  float residual_max = 0.0f;
+};
+Energy subtract_compensators(const BoundaryLayout& layout, const EncodeScratch& scratch,
+                             float scale, bool telemetry, float* state) {
+  const FloatTag d;
+  const int32_t stride = padded(layout.v_dim);
+  const int32_t key_stride = padded(layout.k_dim);
+  const bool smooth = layout.format.smoothing != LEAPQUANT_SMOOTHING_NONE;
+  const auto weight = hn::Set(d, scale);
+  Energy energy;
+  auto largest = hn::Zero(d);
+  for (int32_t r = 0; r < layout.rank; ++r) {
+    scale_row(-1.0f, key_stride, scratch.fit.keys + r * key_stride);
+  }
+  for (int32_t i = 0; i < layout.k_dim; i += 4) {
+    float* rows = state + static_cast<int64_t>(i) * stride;
+    auto before = hn::Zero(d);
+    if (telemetry) {
+      for (int32_t j = 0; j < 4 * stride; j += kLanes) {
+        const auto x = hn::Mul(hn::Load(d, rows + j), weight);
+        before = hn::MulAdd(x, x, before);
+      }
+    }
+    update_rows(scratch.fit.keys + i, key_stride, scratch.fit.values, layout.rank, stride, rows);
+    if (telemetry) {
+      auto after = hn::Zero(d);
+      for (int32_t j = 0; j < 4 * stride; j += kLanes) {
+        const auto r = hn::Load(d, rows + j);
+        largest = hn::Max(largest, hn::Abs(r));
+        const auto x = hn::Mul(r, weight);
+        after = hn::MulAdd(x, x, after);
+      }
+      energy.state += static_cast<double>(sum_of_lanes(before));
+      energy.residual += static_cast<double>(sum_of_lanes(after));
+    }
+    if (smooth) {
+      for (int32_t row = 0; row < 4; ++row) {
+        scratch.magnitudes[i + row] = row_magnitude(rows + row * stride, layout.v_dim, stride);
+      }
+    }
+  }
+  energy.residual_max = max_of_lanes(largest);
+  return energy;
+}
+
+// BF16 or FP32 payload; returns |S - decoded S|^2 and |S|^2 (times scale^2) for telemetry.
+Energy store_plain(const BoundaryLayout& layout, const float* state, float scale,
+                   std::byte* boundary) {
+  const FloatTag d;
+  const int32_t stride = padded(layout.v_dim);
+  const auto weight = hn::Set(d, scale);
+  Energy energy;
+  for (int32_t i = 0; i < layout.k_dim; ++i) {
+    const float* row = state + static_cast<int64_t>(i) * stride;
+    std::byte* packed = boundary + layout.payload + static_cast<int64_t>(i) * layout.row_bytes;
+    alignas(64) uint16_t half[256];
+    auto sum = hn::Zero(d);
+    auto missing = hn::Zero(d);
+    for (int32_t j = 0; j < stride; j += kLanes) {
+      const auto x = hn::Load(d, row + j);
+      const auto scaled = hn::Mul(x, weight);
+      sum = hn::MulAdd(scaled, scaled, sum);
+      if (layout.format.payload_bits == 32) continue;
+      store_bf16(x, half + j);
+      const auto miss = hn::Mul(hn::Sub(x, load_bf16(half + j)), weight);
+      missing = hn::MulAdd(miss, miss, missing);
+    }
+    std::memcpy(packed,
+                layout.format.payload_bits == 32 ? static_cast<const void*>(row)
+                                                 : static_cast<const void*>(half),
+                static_cast<size_t>(layout.row_bytes));
+    energy.state += static_cast<double>(sum_of_lanes(sum));
+    energy.residual += static_cast<double>(sum_of_lanes(missing));
+  }
+  return energy;
+}
+
+uint32_t encode_target(const BoundaryLayout& layout, FitKind kind, const std::byte* previous,
+                       float* state, std::byte* boundary, leapquant_health* health,
+                       float* scratch_memory) {
+  const int32_t stride = padded(layout.v_dim);
+  bool clean = true;
+  const float largest =
+      largest_magnitude(state, static_cast<int64_t>(layout.k_dim) * stride, &clean);
+  uint32_t flags = clean ? 0u : static_cast<uint32_t>(LEAPQUANT_HEALTH_NON_FINITE);
+  // Squares stay in range whatever the state's size.
+  const float scale =
+      largest == 0.0f ? 1.0f : std::ldexp(1.0f, -std::clamp(std::ilogb(largest), -126, 126));
+  leapquant_health figures = {};
+  Energy energy;
+  if (!layout.quantised()) {
+    energy = store_plain(layout, state, scale, boundary);
+    if (energy.state > 0.0) {
+      figures.fold_error = static_cast<float>(std::sqrt(energy.residual / energy.state));
+    }
+  } else {
+    const EncodeScratch scratch(layout, scratch_memory);
+    flags |= fit_compensators(layout, kind, previous, state, largest, boundary, scratch.fit);
+    energy = subtract_compensators(layout, scratch, scale, health != nullptr, state);
+    ResidualError error;
+    flags |= encode_residual_rows(layout, scratch.magnitudes, state, scratch.columns, scale,
+                                  boundary, health != nullptr ? &error : nullptr);
+    figures.residual_max = energy.residual_max;
+    if (energy.state > 0.0) {
+      const double share = 1.0 - energy.residual / energy.state;
+      figures.compensator_energy = static_cast<float>(std::clamp(share, 0.0, 1.0));
+      figures.fold_error = static_cast<float>(std::sqrt(error.squared / energy.state));
+    }
+  }
+  const int64_t used = !layout.quantised()
+                           ? static_cast<int64_t>(layout.k_dim) * layout.row_bytes
+                           : layout.int4_values + static_cast<int64_t>(layout.format.num_int4) *
+                                                      packed_bytes(layout.v_dim, 4);
+  std::memset(boundary + used, 0, static_cast<size_t>(layout.bytes - used));
+  if (health != nullptr) {
+    figures.flags = health->flags | flags;
+    *health = figures;
+  }
+  return flags;
+}
+
+uint32_t encode_residual_target(const BoundaryLayout& layout, float* residual, std::byte* boundary,
+                                float* scratch_memory) {
+  const EncodeScratch scratch(layout, scratch_memory);
+  const int32_t stride = padded(layout.v_dim);
+  for (int32_t i = 0; i < layout.k_dim; ++i) {
+    scratch.magnitudes[i] =
+        row_magnitude(residual + static_cast<int64_t>(i) * stride, layout.v_dim, stride);
+  }
+  return encode_residual_rows(layout, scratch.magnitudes, residual, scratch.columns, 1.0f,
+                              boundary, nullptr);
+}
+
+// Row i of the payload, times its factors.
+void load_plain_row(const BoundaryLayout& layout, const std::byte* packed, float factor,
+                    float* row) {
+  const FloatTag d;
+  const int32_t stride = padded(layout.v_dim);
+  if (layout.format.payload_bits == 32) {
+    std::memcpy(row, packed, static_cast<size_t>(layout.row_bytes));
+    for (int32_t j = layout.v_dim; j < stride; ++j) row[j] = 0.0f;
+    if (factor != 1.0f) scale_row(factor, stride, row);
+    return;
+  }
+  alignas(64) uint16_t half[256] = {0};
+  std::memcpy(half, packed, static_cast<size_t>(layout.row_bytes));
+  for (int32_t j = 0; j < stride; j += kLanes) {
+    hn::Store(hn::Mul(load_bf16(half + j), hn::Set(d, factor)), d, row + j);
+  }
+}
+
+// packed: rows of state lie V apart and need no alignment; otherwise padded(V) and 64 bytes.
+void compose_target(const BoundaryLayout& layout, const std::byte* boundary, const float* factor,
+                    int32_t num_records, float* left, float* right, bool packed_rows,
+                    float* state) {
+  const FloatTag d;
+  const int32_t k_dim = layout.k_dim;
+  const int32_t stride = padded(layout.v_dim);
+  const int32_t key_stride = padded(k_dim);
+  alignas(64) float step[256];
+  alignas(64) float c[256];
+  const bool quantised = layout.quantised();
+  if (quantised) decode_scales(layout, boundary, step, c);
+  for (int32_t r = 0; r < layout.rank; ++r) {
+    float* key = left + r * key_stride;
+    decode_vector(vector_place(layout, Side::kKey, r), boundary, key);
+    decode_vector(vector_place(layout, Side::kValue, r), boundary, right + r * stride);
+    for (int32_t i = 0; factor != nullptr && i < key_stride; i += kLanes) {
+      hn::Store(hn::Mul(hn::Load(d, key + i), hn::Load(d, factor + i)), d, key + i);
+    }
+  }
+  const auto offset =
+      hn::Set(d, layout.format.levels == LEAPQUANT_HALF_INTEGERS ? 0.5f : 0.0f);
+  const int32_t count = layout.rank + num_records;
+  alignas(64) int8_t codes[256 + 64] = {0};
+  alignas(64) float four_rows[4 * 256];
+  for (int32_t i = 0; i < k_dim; i += 4) {
+    float* rows = packed_rows ? four_rows : state + static_cast<int64_t>(i) * stride;
+    for (int32_t row = 0; row < 4; ++row) {
+      const std::byte* packed =
+          boundary + layout.payload + static_cast<int64_t>(i + row) * layout.row_bytes;
+      const float decay = factor == nullptr ? 1.0f : factor[i + row];
+      if (!quantised) {
+        load_plain_row(layout, packed, decay, rows + row * stride);
+        continue;
+      }
+      unpack_row(reinterpret_cast<const uint8_t*>(packed), layout.v_dim,
+                 layout.format.payload_bits, codes);
+      const auto weight = hn::Set(d, c[i + row] * decay);
+      for (int32_t j = 0; j < stride; j += kLanes) {
+        const auto level = hn::Add(load_int8(codes + j), offset);
+        hn::Store(hn::Mul(weight, hn::Mul(level, hn::Load(d, step + j))), d,
+                  rows + row * stride + j);
+      }
+    }
+    update_rows(left + i, key_stride, right, count, stride, rows);
+    for (int32_t row = 0; packed_rows && row < 4; ++row) {
+      std::memcpy(state + static_cast<int64_t>(i + row) * layout.v_dim, rows + row * stride,
+                  static_cast<size_t>(layout.v_dim) * sizeof(float));
+    }
+  }
+}
+
+}  // namespace leapquant::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace leapquant::cpu {
+namespace {
+
+HWY_EXPORT(encode_target);
+HWY_EXPORT(encode_residual_target);
+HWY_EXPORT(compose_target);
+
+// Between packed rows [V] and padded ones, for V that is no multiple of 16.
+void pad_rows(const float* packed, int32_t k_dim, int32_t v_dim, float* rows) {
+  const int32_t stride = padded(v_dim);
+  for (int32_t i = 0; i < k_dim; ++i) {
+    float* row = rows + static_cast<int64_t>(i) * stride;
+    std::memcpy(row, packed + static_cast<int64_t>(i) * v_dim,
+                static_cast<size_t>(v_dim) * sizeof(float));
+    std::fill(row + v_dim, row + stride, 0.0f);
+  }
+}
+
+// Floats that an encoding takes besides a padded copy of the state.
+int64_t encode_floats(const BoundaryLayout& layout) {
+  const int64_t k = padded(layout.k_dim);
+  const int64_t v = padded(layout.v_dim);
+  return k + 4 * v + layout.rank * (k + v + std::max(k, v));
+}
+
+bool needs_padding(const BoundaryLayout& layout, const float* state) {
+  return layout.v_dim % 16 != 0 || reinterpret_cast<uintptr_t>(state) % 64 != 0;
+}
+
+}  // namespace
+
+size_t encode_scratch_bytes(const BoundaryLayout& layout) {
+  const int64_t copy = static_cast<int64_t>(layout.k_dim) * padded(layout.v_dim);
+  return static_cast<size_t>(encode_floats(layout) + copy) * sizeof(float);
+}
+
+uint32_t encode_padded(const BoundaryLayout& layout, FitKind kind, const std::byte* previous,
+                       float* state, std::byte* boundary, leapquant_health* health,
+                       float* scratch) {
+  return LEAPQUANT_CPU_DISPATCH(encode_target)(layout, kind, previous, state, boundary, health,
+                                               scratch);
+}
+
+uint32_t encode_boundary(const BoundaryLayout& layout, FitKind kind, const std::byte* previous,
+                         float* state, std::byte* boundary, leapquant_health* health,
+                         float* scratch) {
+  if (needs_padding(layout, state)) {
+    float* rows = scratch + encode_floats(layout);
+    pad_rows(state, layout.k_dim, layout.v_dim, rows);
+    state = rows;
+  }
+  return encode_padded(layout, kind, previous, state, boundary, health, scratch);
+}
+
+uint32_t encode_residual(const BoundaryLayout& layout, float* residual, std::byte* boundary,
+                         float* scratch) {
+  if (needs_padding(layout, residual)) {
+    float* rows = scratch + encode_floats(layout);
+    pad_rows(residual, layout.k_dim, layout.v_dim, rows);
+    residual = rows;
+  }
+  return LEAPQUANT_CPU_DISPATCH(encode_residual_target)(layout, residual, boundary, scratch);
+}
+
+void compose_state(const BoundaryLayout& layout, const std::byte* boundary, const float* factor,
+                   int32_t num_records, float* left, float* right, float* state) {
+  LEAPQUANT_CPU_DISPATCH(compose_target)(layout, boundary, factor, num_records, left, right,
+                                         false, state);
+}
+
+void decode_boundary(const BoundaryLayout& layout, const std::byte* boundary, float* state) {
+  alignas(64) float left[32 * 256];
+  alignas(64) float right[32 * 256];
+  LEAPQUANT_CPU_DISPATCH(compose_target)(layout, boundary, nullptr, 0, left, right,
+                                         needs_padding(layout, state), state);
+}
+
+}  // namespace leapquant::cpu
+#endif  // HWY_ONCE
