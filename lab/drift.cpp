@@ -37,7 +37,8 @@ class Replay {
     for (int layer = 0; layer < layers; ++layer) exact_.emplace_back(shape);
     for (std::size_t s = 0; s < options.states.size(); ++s) {
       for (int layer = 0; layer < layers; ++layer) {
-        formats_.push_back(std::make_unique<FormatLayer>(shape, options.states[s], layer));
+        formats_.push_back(std::make_unique<FormatLayer>(
+            shape, options.states[s].layers[static_cast<std::size_t>(layer)]));
         for (int head = 0; head < shape.num_v_heads; ++head) {
           HeadDrift& drift = result_.heads[s].emplace_back();
           drift.layer = layer;

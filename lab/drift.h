@@ -18,7 +18,7 @@
 namespace leapquant::lab {
 
 struct DriftOptions {
-  std::vector<std::string> states;  // presets or format strings
+  std::vector<runtime::StateFormat> states;  // resolved for the layers of the source
   std::int64_t from = 1024;         // output error is summed over tokens from..to-1
   std::int64_t to = 4096;
   std::int64_t every = 1024;        // tokens per bucket of the course over positions

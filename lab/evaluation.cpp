@@ -161,8 +161,7 @@ class Evaluator {
   void fill_references(std::vector<Item>& items) const {
     runtime::StateOptions fp32;
     fp32.state = "fp32";
-    const auto heads = static_cast<std::int32_t>(model_.config().linear_num_value_heads);
-    const auto batch = make_batch(runtime::resolve_state(fp32, heads), 1);
+    const auto batch = make_batch(runtime::resolve_state(fp32, model_.config()), 1);
     std::vector<float> logits;
     for (Item& item : items) {
       std::vector<runtime::TokenId> tokens = item.prompt;

@@ -12,7 +12,6 @@ namespace leapquant::lab {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr int kMaxFormats = 8;
 
 void* allocate(std::int64_t bytes) {
   const std::size_t rounded =
@@ -41,46 +40,23 @@ void require_ok(leapquant_status status, const std::string& what) {
                        (detail.empty() ? leapquant_status_string(status) : detail));
 }
 
-HeadFormats parse_formats(const std::string& text, int layer, int num_v_heads) {
-  HeadFormats result;
-  result.formats.assign(kMaxFormats, LEAPQUANT_INIT(leapquant_format));
-  result.head_format.resize(static_cast<std::size_t>(num_v_heads));
-  std::int32_t count = 0;
-  const leapquant_status status =
-      leapquant_formats_from_string(text.c_str(), layer, num_v_heads, result.formats.data(), kMaxFormats,
-                                    &count, result.head_format.data());
-  if (status != LEAPQUANT_OK) throw runtime::Error(leapquant_last_error());
-  result.formats.resize(static_cast<std::size_t>(count));
-  return result;
-}
-
-Layout create_layout(const LayerShape& shape, const HeadFormats& formats) {
+runtime::StateLayout create_layout(const LayerShape& shape, const runtime::LayerFormat& format,
+                                   leapquant_decay decay) {
   leapquant_shape description = LEAPQUANT_INIT(leapquant_shape);
   description.num_k_heads = shape.num_k_heads;
   description.num_v_heads = shape.num_v_heads;
   description.head_k_dim = shape.head_k_dim;
   description.head_v_dim = shape.head_v_dim;
-  description.decay = LEAPQUANT_DECAY_SCALAR;
+  description.decay = decay;
   description.delta_rule = 1;
-  leapquant_layout* layout = nullptr;
-  require_ok(leapquant_layout_create(&description, formats.formats.data(),
-                                     static_cast<std::int32_t>(formats.formats.size()),
-                                     formats.head_format.data(), LEAPQUANT_CPU, &layout),
-             "Laying out the recurrent state");
-  return Layout(layout);
-}
-
-leapquant_sizes sizes_of(const Layout& layout) {
-  leapquant_sizes sizes = LEAPQUANT_INIT(leapquant_sizes);
-  require_ok(leapquant_bytes_per_slot(layout.get(), &sizes), "Asking for the size of a state");
-  return sizes;
+  return {description, format};
 }
 
 void PoolMemory::Free::operator()(void* memory) const { std::free(memory); }
 
-PoolMemory::PoolMemory(const Layout& layout, int num_v_heads, int slots)
+PoolMemory::PoolMemory(const runtime::StateLayout& layout, int num_v_heads, int slots)
     : num_v_heads_(num_v_heads) {
-  const leapquant_sizes sizes = sizes_of(layout);
+  const leapquant_sizes sizes = layout.sizes();
   const auto rows = static_cast<std::size_t>(slots) * static_cast<std::size_t>(num_v_heads);
   states_.reset(allocate(sizes.state_bytes * slots));
   windows_.reset(allocate(sizes.window_bytes * slots));
@@ -102,7 +78,7 @@ const leapquant_health& PoolMemory::health(int slot, int v_head) const {
   return health_[static_cast<std::size_t>(slot * num_v_heads_ + v_head)];
 }
 
-Workspace::Workspace(const Layout& layout, int workers, int batch)
+Workspace::Workspace(const runtime::StateLayout& layout, int workers, int batch)
     : bytes_(leapquant_workspace_bytes(layout.get(), workers, batch)) {
   memory_.resize(bytes_ + kAlignment);
   void* start = memory_.data();
@@ -118,9 +94,9 @@ leapquant_launch Workspace::launch(const leapquant_runner* runner) const {
   return launch;
 }
 
-FormatLayer::FormatLayer(const LayerShape& shape, const std::string& state, int layer)
+FormatLayer::FormatLayer(const LayerShape& shape, const runtime::LayerFormat& format)
     : shape_(shape),
-      layout_(create_layout(shape, parse_formats(state, layer, shape.num_v_heads))),
+      layout_(create_layout(shape, format)),
       memory_(layout_, shape.num_v_heads, 1),
       workspace_(layout_, 1, 1) {
   const std::int32_t slot = 0;

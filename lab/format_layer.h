@@ -13,35 +13,21 @@
 
 #include "lab/layer_inputs.h"
 #include "leapquant/leapquant.h"
+#include "runtime/state_options.h"
 
 namespace leapquant::lab {
 
 // Throws runtime::Error with the library's sentence unless status is LEAPQUANT_OK. what: "Decoding".
 void require_ok(leapquant_status status, const std::string& what);
 
-// Formats of one layer with the format of every value head.
-struct HeadFormats {
-  std::vector<leapquant_format> formats;
-  std::vector<std::uint8_t> head_format;  // [num_v_heads]
-};
-// Parses a preset, a format string or a mix by head. Throws runtime::Error with the library's
-// sentence, which lists what is allowed. layer: index among the model's recurrent layers, which a mix
-// may name.
-HeadFormats parse_formats(const std::string& text, int layer, int num_v_heads);
-
-struct LayoutDeleter {
-  void operator()(leapquant_layout* layout) const { leapquant_layout_destroy(layout); }
-};
-using Layout = std::unique_ptr<leapquant_layout, LayoutDeleter>;
-
-// Layout of a Gated DeltaNet layer (scalar decay, delta rule, one token per call) on the CPU.
-Layout create_layout(const LayerShape& shape, const HeadFormats& formats);
-leapquant_sizes sizes_of(const Layout& layout);
+// Layout of a layer with one token per call on the CPU. Decay scalar: Gated DeltaNet; vector: KDA.
+runtime::StateLayout create_layout(const LayerShape& shape, const runtime::LayerFormat& format,
+                                   leapquant_decay decay = LEAPQUANT_DECAY_SCALAR);
 
 // Memory of some slots, 64-byte aligned. Contents are undefined until a slot is reset or filled.
 class PoolMemory {
  public:
-  PoolMemory(const Layout& layout, int num_v_heads, int slots);
+  PoolMemory(const runtime::StateLayout& layout, int num_v_heads, int slots);
   const leapquant_pool& pool() const { return pool_; }
   const leapquant_health& health(int slot, int v_head) const;
   std::int64_t bytes() const { return bytes_; }
@@ -62,7 +48,7 @@ class PoolMemory {
 // 64-byte aligned scratch memory of a call.
 class Workspace {
  public:
-  Workspace(const Layout& layout, int workers, int batch);
+  Workspace(const runtime::StateLayout& layout, int workers, int batch);
   // runner may be null: the calling thread alone.
   leapquant_launch launch(const leapquant_runner* runner) const;
 
@@ -75,7 +61,7 @@ class Workspace {
 // One sequence of one layer, advanced token by token as generation does.
 class FormatLayer {
  public:
-  FormatLayer(const LayerShape& shape, const std::string& state, int layer);
+  FormatLayer(const LayerShape& shape, const runtime::LayerFormat& format);
 
   // Decodes every token of the inputs. outputs [tokens, num_v_heads, head_v_dim].
   void advance(const LayerInputs& inputs, std::span<float> outputs);
@@ -89,7 +75,7 @@ class FormatLayer {
 
  private:
   LayerShape shape_;
-  Layout layout_;
+  runtime::StateLayout layout_;
   PoolMemory memory_;
   Workspace workspace_;
   std::int32_t position_ = 0;

@@ -25,7 +25,7 @@ void cut(std::vector<runtime::TokenId>& tokens, std::int64_t max_tokens) {
 runtime::StateFormat fp32_state(const runtime::ModelConfig& config) {
   runtime::StateOptions options;
   options.state = "fp32";
-  return runtime::resolve_state(options, static_cast<std::int32_t>(config.linear_num_value_heads));
+  return runtime::resolve_state(options, config);
 }
 
 runtime::BatchOptions one_sequence(std::int64_t chunk) {

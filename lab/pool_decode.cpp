@@ -89,25 +89,24 @@ DecodeWork decode_work(const LayerShape& shape, const leapquant_format& format,
   return work;
 }
 
-std::int64_t PoolDecode::memory_bytes(const LayerShape& shape, const std::string& state,
+std::int64_t PoolDecode::memory_bytes(const LayerShape& shape, const runtime::StateFormat& state,
                                       std::int64_t pool_bytes) {
-  const Layout layout = create_layout(shape, parse_formats(state, 0, shape.num_v_heads));
-  const leapquant_sizes sizes = sizes_of(layout);
+  const leapquant_sizes sizes = create_layout(shape, state.layers.front()).sizes();
   return count_sequences(pool_bytes, sizes) *
          (sizes.state_bytes + sizes.window_bytes + sizes.metadata_bytes);
 }
 
-PoolDecode::PoolDecode(const LayerShape& shape, const std::string& state, std::int64_t pool_bytes,
+PoolDecode::PoolDecode(const LayerShape& shape, const runtime::StateFormat& state, std::int64_t pool_bytes,
                        int workers)
     : shape_(shape),
-      formats_(parse_formats(state, 0, shape.num_v_heads)),
-      layout_(create_layout(shape, formats_)),
-      sizes_(sizes_of(layout_)),
-      work_(decode_work(shape, formats_.formats.front(), sizes_)),
+      format_(state.first()),
+      layout_(create_layout(shape, state.layers.front())),
+      sizes_(layout_.sizes()),
+      work_(decode_work(shape, format_, sizes_)),
       sequences_(count_sequences(pool_bytes, sizes_)),
       memory_(std::make_unique<PoolMemory>(layout_, shape.num_v_heads, sequences_)),
       workspace_(std::make_unique<Workspace>(layout_, workers, sequences_)),
-      window_(std::max(16, window_of(formats_.formats.front()))),
+      window_(std::max(16, window_of(format_))),
       slots_(static_cast<std::size_t>(sequences_)),
       positions_(static_cast<std::size_t>(sequences_)),
       statuses_(static_cast<std::size_t>(sequences_)) {

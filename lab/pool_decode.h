@@ -33,17 +33,17 @@ DecodeWork decode_work(const LayerShape& shape, const leapquant_format& format,
 class PoolDecode {
  public:
   // As many sequences as make the boundary states at least pool_bytes. runner must outlive this.
-  PoolDecode(const LayerShape& shape, const std::string& state, std::int64_t pool_bytes,
+  PoolDecode(const LayerShape& shape, const runtime::StateFormat& state, std::int64_t pool_bytes,
              int workers);
 
   // Bytes that a pool takes, without making it.
-  static std::int64_t memory_bytes(const LayerShape& shape, const std::string& state,
+  static std::int64_t memory_bytes(const LayerShape& shape, const runtime::StateFormat& state,
                                    std::int64_t pool_bytes);
 
   int sequences() const { return sequences_; }
   const leapquant_sizes& sizes() const { return sizes_; }
   const DecodeWork& work() const { return work_; }
-  const leapquant_format& format() const { return formats_.formats.front(); }
+  const leapquant_format& format() const { return format_; }
   const char* backend() const { return leapquant_layout_backend(layout_.get()); }
 
   // Seconds per token of all sequences together, averaged over the tokens of one window, so that
@@ -52,8 +52,8 @@ class PoolDecode {
 
  private:
   LayerShape shape_;
-  HeadFormats formats_;
-  Layout layout_;
+  leapquant_format format_;
+  runtime::StateLayout layout_;
   leapquant_sizes sizes_;
   DecodeWork work_;
   int sequences_;

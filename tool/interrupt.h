@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ctrl-C: the first one asks the work to end cleanly, the second one ends the program.
+#ifndef LEAPQUANT_TOOL_INTERRUPT_H_
+#define LEAPQUANT_TOOL_INTERRUPT_H_
+
+#include <atomic>
+
+namespace leapquant::tool {
+
+// Installs the handler for SIGINT and SIGTERM on first use; true once one has come.
+const std::atomic<bool>& interrupted();
+
+}  // namespace leapquant::tool
+
+#endif  // LEAPQUANT_TOOL_INTERRUPT_H_

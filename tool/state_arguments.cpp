@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See state_arguments.h.
+#include "tool/state_arguments.h"
+
+#include "leapquant/leapquant.h"
+#include "runtime/error.h"
+#include "tool/verb.h"
+
+namespace leapquant::tool {
+
+void StateArguments::add_to(CLI::App& app, const std::string& default_state, bool several) {
+  state_ = default_state;
+  const char* list = several ? "formats, separated by commas: " : "format of the recurrent state: ";
+  app.add_option("--state", state_,
+                 std::string(list) +
+                     "fp32, bf16, int8, int6, int4, int8+, int6+, int4+, int4-compact, a format "
+                     "string such as int8:r=8:window=32 or int8:step, or a mix by head such as "
+                     "mix(int8+@0-1,int4-compact)")
+      ->capture_default_str();
+  app.add_option("--policy", policy_,
+                 "window: the state is rounded once per window; step: after every token, without "
+                 "compensators and smoothing (default: fp32 and bf16 step, others window)")
+      ->check(CLI::IsMember({"window", "step"}));
+  window_option_ =
+      app.add_option("--window", window_, "tokens per window")->check(CLI::Range(1, 64));
+  rank_option_ = app.add_option("--rank", rank_, "compensators, where they are FP16 (int8, int6, int4)")
+                     ->check(CLI::Range(0, 32));
+  app.add_flag("--no-smoothing", no_smoothing_, "no smoothing factor per key row");
+  stagger_option_ = app.add_flag("--stagger,!--no-stagger", stagger_,
+                                 "spread the ends of the windows over the key heads");
+}
+
+std::vector<runtime::StateFormat> StateArguments::resolve(
+    std::int64_t num_v_heads, std::int64_t num_linear_layers) const {
+  std::vector<runtime::StateFormat> formats;
+  for (const std::string& entry : split_states(state_)) {
+    runtime::StateOptions options;
+    options.state = entry;
+    if (policy_ == "window") options.policy = runtime::StatePolicy::kWindow;
+    if (policy_ == "step") options.policy = runtime::StatePolicy::kStep;
+    if (window_option_->count() > 0) options.window = window_;
+    if (rank_option_->count() > 0) options.rank = rank_;
+    if (stagger_option_->count() > 0) options.stagger = stagger_;
+    options.smoothing = !no_smoothing_;
+    try {
+      formats.push_back(runtime::resolve_state(options, static_cast<std::int32_t>(num_v_heads),
+                                               static_cast<std::int32_t>(num_linear_layers)));
+    } catch (const runtime::Error& error) {
+      throw UsageError(error.what());
+    }
+  }
+  return formats;
+}
+
+std::vector<runtime::StateFormat> StateArguments::resolve(
+    const runtime::ModelConfig& config) const {
+  return resolve(config.linear_num_value_heads, config.num_linear_layers());
+}
+
+runtime::StateFormat StateArguments::resolve_one(const runtime::ModelConfig& config) const {
+  const std::vector<runtime::StateFormat> formats = resolve(config);
+  if (formats.size() != 1) throw UsageError("--state must name one format here, not several.");
+  return formats.front();
+}
+
+std::vector<std::string> split_states(std::string_view text) {
+  std::vector<std::string> entries(1);
+  int depth = 0;
+  for (const char c : text) {
+    if (c == '(') ++depth;
+    if (c == ')') --depth;
+    if (c == ',' && depth == 0) {
+      entries.emplace_back();
+    } else {
+      entries.back() += c;
+    }
+  }
+  for (const std::string& entry : entries) {
+    if (entry.empty()) throw UsageError("--state has an empty entry between its commas.");
+  }
+  return entries;
+}
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (std::int32_t i = 0; leapquant_preset_name(i) != nullptr; ++i) {
+    names.emplace_back(leapquant_preset_name(i));
+  }
+  return names;
+}
+
+}  // namespace leapquant::tool
