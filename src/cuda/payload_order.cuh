@@ -7,16 +7,15 @@
 // them, goes through this file. Host and device; no CUDA header needed.
 //
 // Permuted order (payload bits 8, 6, 4; K a multiple of 64, V a multiple of 32; else canonical).
-// Codes of one key and four values v, v + 8, v + 16, v + 24 (one group, part p = 0..3) lie
-// together. With value = 32 vb + 8 p + g (g < 8) and key = 16 kb + 8 n + 2 t + e (n, e < 2; t < 4):
-//   lane = 4 g + t, byte = 2 n + e, the place of an m16n8 accumulator and of an m16n8k32 operand.
-//   8 bits: byte at ((vb K/16 + kb) 32 + lane) 16 + 4 p + byte, two's complement
-//   4 bits: low nibble p even, at (vb K/32 + kb / 2) 512 + 16 lane + 8 (kb mod 2) + 4 (p / 2) +
-//   byte,
-//           stored as code + 8
-//   6 bits: stored as code + 32; the low four bits as for 4 bits, then, K V / 2 bytes further, the
-//           high two bits at bit 2 p of the byte (vb K/64 + kb / 4) 512 + 16 lane + 4 (kb mod 4) +
-//           byte
+// Codes of one key and four values v, v + 8, v + 16, v + 24 (a group, part p = 0..3) lie together.
+// With value = 32 vb + 8 p + g (g < 8) and key = 16 kb + 4 t + b (t, b < 4), lane = 4 g + t is the
+// lane that holds the code in an m16n8k32 operand (and, with columns so ordered, as an m16n8
+// accumulator).
+// 8 bits: two's complement, byte ((vb K/16 + kb) 32 + lane) 16 + 4 p + b.
+// 4 bits: code + 8 in nibble p mod 2 (0 is the low one) of byte
+//   (vb K/32 + kb / 2) 512 + 16 lane + 8 (kb mod 2) + 4 (p / 2) + b.
+// 6 bits: code + 32; its low four bits as for 4 bits; then, K V / 2 bytes further, its high two
+//   bits at bit 2 p of byte (vb K/64 + kb / 4) 512 + 16 lane + 4 (kb mod 4) + b.
 // The bytes of 32 values are contiguous (6 bits: in each of the two planes).
 #pragma once
 
@@ -55,11 +54,9 @@ struct PayloadOrder {
 namespace payload_detail {
 
 LEAPQUANT_HOST_DEVICE constexpr int32_t lane_of(int32_t key, int32_t value) {
-  return 4 * (value % 8) + (key / 2) % 4;
+  return 4 * (value % 8) + (key / 4) % 4;
 }
-LEAPQUANT_HOST_DEVICE constexpr int32_t byte_of(int32_t key) {
-  return 2 * ((key / 8) % 2) + key % 2;
-}
+LEAPQUANT_HOST_DEVICE constexpr int32_t byte_of(int32_t key) { return key % 4; }
 // Byte of an 8-bit code; values of part p lie 4 p bytes after those of part 0.
 LEAPQUANT_HOST_DEVICE constexpr int32_t byte_place(int32_t k_dim, int32_t key, int32_t value) {
   return ((value / 32 * (k_dim / 16) + key / 16) * 32 + lane_of(key, value)) * 16 +
