@@ -206,8 +206,9 @@ inline uint32_t fit_compensators(const BoundaryLayout& layout, FitKind kind,
   uint32_t flags = 0;
   if (rank == 0) return flags;
 
+  // What lies past K in a row of keys is never written, but norms and products read it.
+  std::fill(scratch.keys, scratch.keys + rank * key_stride, 0.0f);
   if (largest == 0.0f) {
-    std::fill(scratch.keys, scratch.keys + rank * key_stride, 0.0f);
     std::fill(scratch.values, scratch.values + rank * stride, 0.0f);
   } else {
     // 2^-e with max |S| 2^-e in [1, 2), kept a normal number at both ends of the range.
