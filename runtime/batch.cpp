@@ -1,0 +1,491 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Places and memory of sequences, and how feeds become passes through the layers.
+#include "runtime/batch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <numeric>
+
+#include "runtime/error.h"
+#include "runtime/kernels/rows.h"
+#include "runtime/memory.h"
+#include "runtime/rotary.h"
+#include "runtime/scratch.h"
+#include "runtime/sequence.h"
+
+namespace leapquant::runtime {
+namespace {
+
+KvShape kv_shape_of(const ModelConfig& config, KvType type) {
+  return {static_cast<std::int32_t>(config.num_full_layers()),
+          static_cast<std::int32_t>(config.num_key_value_heads),
+          static_cast<std::int32_t>(config.head_dim), type};
+}
+
+void check_options(const BatchOptions& options) {
+  if (options.max_sequences < 1 || options.max_sequences > 65536) {
+    throw Error(fmt::format("A batch of {} sequences is not possible; 1 to 65536 are.",
+                            options.max_sequences));
+  }
+  if (options.max_tokens_per_call < 1 || options.max_tokens_per_call > 8) {
+    throw Error(fmt::format("A decode call of {} tokens is not possible; 1 to 8 are.",
+                            options.max_tokens_per_call));
+  }
+  if (options.prefill_chunk < 1 || options.memory_bytes < 0) {
+    throw Error("The prefill chunk must be at least 1 and the memory limit not negative.");
+  }
+}
+
+}  // namespace
+
+class Batch::Parts {
+ public:
+  Parts(const Model& model, const StateFormat& format, const Threads& threads,
+        const BatchOptions& options);
+
+  const Model& model_;
+  const Threads& threads_;
+  StateFormat format_;
+  BatchOptions options_;
+  KvShape kv_shape_;
+  Rotary rotary_;
+  std::int64_t convolution_floats_ = 0;  // of one sequence
+  std::int64_t kv_limit_ = 0;            // bytes for the KV caches of all sequences
+  std::int64_t kv_reserved_ = 0;
+  std::int32_t num_open_ = 0;
+  std::unique_ptr<RecurrentStates> states_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;  // [max_sequences]
+  Scratch scratch_;
+  Recorder* recorder_ = nullptr;
+
+  Sequence& at(SequenceId id) const;
+  std::int64_t kv_bytes(std::int64_t tokens) const;
+  void check_feeds(std::span<const Feed> feeds, std::int64_t most) const;
+  // Runs one pass and moves positions. tokens: of all rows. wanted: rows whose logits are stored in
+  // logits, [wanted, vocab_size].
+  void run(Pass pass, std::span<const TokenId> tokens, std::span<const std::int64_t> wanted,
+           float* logits);
+};
+
+Batch::Parts::Parts(const Model& model, const StateFormat& format, const Threads& threads,
+                    const BatchOptions& options)
+    : model_(model),
+      threads_(threads),
+      format_(format),
+      options_(options),
+      kv_shape_(kv_shape_of(model.config(), options.kv_type)),
+      rotary_(model.config().rope_theta, model.config().rotary_dim) {
+  check_options(options);
+  const ModelConfig& config = model.config();
+  convolution_floats_ =
+      config.num_linear_layers() * (config.linear_conv_kernel - 1) * config.conv_dim();
+  if (options_.memory_bytes == 0) options_.memory_bytes = available_memory_bytes() / 4 * 3;
+  const std::int64_t states = RecurrentStates::reserved_bytes(
+      config, format, options.max_sequences, options.max_tokens_per_call);
+  const std::int64_t fixed =
+      states + options.max_sequences * convolution_floats_ * std::int64_t{sizeof(float)};
+  if (fixed > options_.memory_bytes) {
+    throw Error(fmt::format(
+        "The states of {} sequences take {} in the format {}, but only {} may be used; run fewer "
+        "sequences at once.",
+        options.max_sequences, describe_bytes(fixed), format.text,
+        describe_bytes(options_.memory_bytes)));
+  }
+  kv_limit_ = options_.memory_bytes - fixed;
+  states_ = std::make_unique<RecurrentStates>(config, format, threads, options.max_sequences,
+                                              options.max_tokens_per_call);
+  for (std::int32_t i = 0; i < options.max_sequences; ++i) {
+    sequences_.push_back(std::make_unique<Sequence>(kv_shape_));
+  }
+}
+
+Sequence& Batch::Parts::at(SequenceId id) const {
+  if (id < 0 || id >= options_.max_sequences || !sequences_[static_cast<std::size_t>(id)]->open) {
+    throw Error(fmt::format("Sequence {} is not open in this batch.", id));
+  }
+  return *sequences_[static_cast<std::size_t>(id)];
+}
+
+std::int64_t Batch::Parts::kv_bytes(std::int64_t tokens) const {
+  const std::int64_t blocks = (tokens + kKvBlockTokens - 1) / kKvBlockTokens;
+  return blocks * kKvBlockTokens * kv_shape_.bytes_per_token();
+}
+
+void Batch::Parts::check_feeds(std::span<const Feed> feeds, std::int64_t most) const {
+  std::vector<bool> seen(sequences_.size());
+  for (const Feed& feed : feeds) {
+    const Sequence& sequence = at(feed.sequence);
+    if (seen[static_cast<std::size_t>(feed.sequence)]) {
+      throw Error(fmt::format("Sequence {} is fed twice in one call.", feed.sequence));
+    }
+    seen[static_cast<std::size_t>(feed.sequence)] = true;
+    const auto tokens = static_cast<std::int64_t>(feed.tokens.size());
+    if (tokens < 1 || tokens > most) {
+      throw Error(fmt::format("Sequence {} is fed {} tokens; this call takes 1 to {}.",
+                              feed.sequence, tokens, most));
+    }
+    if (sequence.position + tokens > sequence.max_context) {
+      throw Error(fmt::format(
+          "Sequence {} was opened for {} tokens; it has {} and cannot take {} more.",
+          feed.sequence, sequence.max_context, sequence.position, tokens));
+    }
+    for (const TokenId token : feed.tokens) {
+      if (token < 0 || token >= model_.config().vocab_size) {
+        throw Error(fmt::format("Token {} is not in the vocabulary of {} tokens.", token,
+                                model_.config().vocab_size));
+      }
+    }
+  }
+}
+
+void Batch::Parts::run(Pass pass, std::span<const TokenId> tokens,
+                       std::span<const std::int64_t> wanted, float* logits) {
+  const std::int64_t rows = pass.rows;
+  const std::int64_t hidden_size = model_.config().hidden_size;
+  float* cosines = scratch_.cosines.floats(rows * rotary_.half());
+  float* sines = scratch_.sines.floats(rows * rotary_.half());
+  for (const Segment& segment : pass.segments) {
+    Sequence& sequence = *segment.sequence;
+    sequence.kv.grow(sequence.position + segment.rows);
+    for (std::int64_t i = 0; i < segment.rows; ++i) {
+      const std::int64_t at = (segment.first_row + i) * rotary_.half();
+      rotary_.angles(sequence.position + i, cosines + at, sines + at);
+    }
+  }
+  pass.cosines = cosines;
+  pass.sines = sines;
+  pass.threads = &threads_;
+  pass.scratch = &scratch_;
+  pass.states = states_.get();
+  pass.recorder = recorder_;
+
+  float* hidden = scratch_.hidden.floats(rows * hidden_size);
+  float* normed = scratch_.normed.floats(rows * hidden_size);
+  float* mixed = scratch_.mixed.floats(rows * hidden_size);
+  model_.embedding().look_up(tokens, hidden);
+  for (const DecoderLayer& layer : model_.layers()) {
+    layer.input_norm.apply(threads_, hidden, rows, normed);
+    std::visit([&](const auto& mixer) { mixer.forward(pass, normed, mixed); }, layer.mixer);
+    kernels::add(hidden, mixed, rows * hidden_size);
+    layer.post_norm.apply(threads_, hidden, rows, normed);
+    layer.mlp.forward(threads_, scratch_, normed, rows, mixed);
+    kernels::add(hidden, mixed, rows * hidden_size);
+  }
+  for (const Segment& segment : pass.segments) segment.sequence->position += segment.rows;
+  if (wanted.empty()) return;
+  const auto count = static_cast<std::int64_t>(wanted.size());
+  float* selected = scratch_.selected.floats(count * hidden_size);
+  for (std::int64_t i = 0; i < count; ++i) {
+    model_.final_norm().apply_row(hidden + wanted[static_cast<std::size_t>(i)] * hidden_size,
+                                  selected + i * hidden_size);
+  }
+  multiply(threads_, selected, count, model_.head(), logits);
+}
+
+Batch::Batch(const Model& model, const StateFormat& format, const Threads& threads,
+             const BatchOptions& options)
+    : parts_(std::make_unique<Parts>(model, format, threads, options)) {}
+
+Batch::~Batch() = default;
+
+const Model& Batch::model() const { return parts_->model_; }
+const Threads& Batch::threads() const { return parts_->threads_; }
+const StateFormat& Batch::format() const { return parts_->format_; }
+const BatchOptions& Batch::options() const { return parts_->options_; }
+const char* Batch::backend() const { return parts_->states_->backend(); }
+
+StateBytes Batch::state_bytes() const {
+  return state_bytes_per_sequence(parts_->model_.config(), parts_->format_,
+                                  parts_->options_.max_tokens_per_call);
+}
+
+std::int64_t Batch::kv_bytes(std::int64_t tokens) const { return parts_->kv_bytes(tokens); }
+
+void Batch::require_context(std::int64_t tokens) const {
+  const std::int64_t most = parts_->model_.config().max_position_embeddings;
+  if (tokens > most) {
+    throw Error(fmt::format("A sequence of {} tokens is longer than the {} that this model takes.",
+                            tokens, most));
+  }
+  if (kv_bytes(tokens) > parts_->kv_limit_) {
+    throw Error(fmt::format(
+        "A sequence of {} tokens needs a KV cache of {}, but only {} of memory are left for it; "
+        "use a shorter prompt or fewer new tokens.",
+        tokens, describe_bytes(kv_bytes(tokens)), describe_bytes(parts_->kv_limit_)));
+  }
+}
+
+std::optional<SequenceId> Batch::open(std::int64_t max_context) {
+  require_context(max_context);
+  Parts& parts = *parts_;
+  const std::int64_t bytes = kv_bytes(max_context);
+  if (parts.num_open_ == parts.options_.max_sequences ||
+      parts.kv_reserved_ + bytes > parts.kv_limit_) {
+    return std::nullopt;
+  }
+  SequenceId id = 0;
+  while (parts.sequences_[static_cast<std::size_t>(id)]->open) ++id;
+  Sequence& sequence = *parts.sequences_[static_cast<std::size_t>(id)];
+  sequence.place = parts.states_->open();
+  sequence.convolution.assign(static_cast<std::size_t>(parts.convolution_floats_), 0.0f);
+  sequence.position = 0;
+  sequence.max_context = max_context;
+  sequence.fault.clear();
+  sequence.open = true;
+  parts.kv_reserved_ += bytes;
+  ++parts.num_open_;
+  return id;
+}
+
+void Batch::close(SequenceId id) {
+  Sequence& sequence = parts_->at(id);
+  parts_->kv_reserved_ -= kv_bytes(sequence.max_context);
+  parts_->states_->close(sequence.place);
+  sequence.kv.clear();
+  sequence.convolution.clear();
+  sequence.open = false;
+  --parts_->num_open_;
+}
+
+std::int32_t Batch::num_open() const { return parts_->num_open_; }
+std::int64_t Batch::position(SequenceId id) const { return parts_->at(id).position; }
+const std::string& Batch::fault(SequenceId id) const { return parts_->at(id).fault; }
+void Batch::record(Recorder* recorder) { parts_->recorder_ = recorder; }
+
+void Batch::decode(std::span<const Feed> feeds, std::span<float> logits) {
+  if (feeds.empty()) return;
+  Parts& parts = *parts_;
+  parts.check_feeds(feeds, parts.options_.max_tokens_per_call);
+  // Feeds of equal length must be neighbours: the library takes them as one call.
+  std::vector<std::size_t> order(feeds.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return feeds[a].tokens.size() < feeds[b].tokens.size();
+  });
+  std::vector<Segment> segments;
+  std::vector<TokenId> tokens;
+  std::vector<std::int64_t> first_row(feeds.size());
+  for (const std::size_t index : order) {
+    const Feed& feed = feeds[index];
+    first_row[index] = static_cast<std::int64_t>(tokens.size());
+    segments.push_back({&parts.at(feed.sequence), first_row[index],
+                        static_cast<std::int64_t>(feed.tokens.size())});
+    tokens.insert(tokens.end(), feed.tokens.begin(), feed.tokens.end());
+  }
+  std::vector<std::int64_t> wanted;
+  if (!logits.empty()) {
+    for (std::size_t i = 0; i < feeds.size(); ++i) {
+      for (std::size_t t = 0; t < feeds[i].tokens.size(); ++t) {
+        wanted.push_back(first_row[i] + static_cast<std::int64_t>(t));
+      }
+    }
+    if (logits.size() != wanted.size() * static_cast<std::size_t>(model().config().vocab_size)) {
+      throw Error(fmt::format("Logits of {} tokens do not fit into {} values.", wanted.size(),
+                              logits.size()));
+    }
+  }
+  Pass pass;
+  pass.kind = PassKind::kDecode;
+  pass.segments = segments;
+  pass.rows = static_cast<std::int64_t>(tokens.size());
+  parts.run(pass, tokens, wanted, logits.data());
+}
+
+std::int32_t Batch::exact_tokens(SequenceId id) const {
+  const Sequence& sequence = parts_->at(id);
+  const std::int32_t most = parts_->options_.max_tokens_per_call;
+  // Per step there are no windows: the library rounds after every token of a call.
+  if (parts_->format_.per_step()) return most;
+  return parts_->states_->tokens_to_boundary(static_cast<std::int32_t>(sequence.position), most);
+}
+
+void Batch::export_state(SequenceId id, std::int32_t linear_layer, std::span<float> state) const {
+  const ModelConfig& config = parts_->model_.config();
+  const Sequence& sequence = parts_->at(id);
+  const std::int64_t floats = config.linear_num_value_heads * config.linear_key_head_dim *
+                              config.linear_value_head_dim;
+  if (linear_layer < 0 || linear_layer >= config.num_linear_layers() ||
+      state.size() != static_cast<std::size_t>(floats)) {
+    throw Error(fmt::format("There is no state of linear layer {} with {} values.", linear_layer,
+                            state.size()));
+  }
+  parts_->states_->export_state(linear_layer, sequence.place,
+                                static_cast<std::int32_t>(sequence.position), state);
+}
+
+std::span<const float> Batch::convolution_state(SequenceId id, std::int32_t linear_layer) const {
+  const ModelConfig& config = parts_->model_.config();
+  const auto floats =
+      static_cast<std::size_t>((config.linear_conv_kernel - 1) * config.conv_dim());
+  return std::span<const float>(parts_->at(id).convolution)
+      .subspan(static_cast<std::size_t>(linear_layer) * floats, floats);
+}
+
+std::span<const leapquant_health> Batch::health(SequenceId id, std::int32_t linear_layer) const {
+  return parts_->states_->health(linear_layer, parts_->at(id).place);
+}
+
+std::vector<std::vector<std::byte>> Batch::save_state(SequenceId id) const {
+  const Sequence& sequence = parts_->at(id);
+  std::vector<std::vector<std::byte>> blobs;
+  for (std::int32_t layer = 0; layer < parts_->model_.config().num_linear_layers(); ++layer) {
+    blobs.push_back(parts_->states_->save(layer, sequence.place,
+                                          static_cast<std::int32_t>(sequence.position),
+                                          parts_->model_.fingerprint()));
+  }
+  return blobs;
+}
+
+void Batch::restore_state(SequenceId id, std::span<const std::span<const std::byte>> blobs,
+                          std::int64_t position) {
+  Sequence& sequence = parts_->at(id);
+  const std::int64_t layers = parts_->model_.config().num_linear_layers();
+  if (sequence.position != 0 || position > sequence.max_context ||
+      static_cast<std::int64_t>(blobs.size()) != layers) {
+    throw Error(fmt::format(
+        "A sequence opened for {} tokens, with {} of them fed, cannot take {} saved states at {}.",
+        sequence.max_context, sequence.position, blobs.size(), position));
+  }
+  for (std::int32_t layer = 0; layer < layers; ++layer) {
+    parts_->states_->load(layer, sequence.place, blobs[static_cast<std::size_t>(layer)],
+                          parts_->model_.fingerprint(), static_cast<std::int32_t>(position));
+  }
+  sequence.position = position;
+}
+
+void Batch::restore_convolution(SequenceId id, std::int32_t linear_layer,
+                                std::span<const float> state) {
+  const std::span<const float> kept = convolution_state(id, linear_layer);
+  if (state.size() != kept.size()) {
+    throw Error(fmt::format("A convolution state has {} values, not {}.", kept.size(),
+                            state.size()));
+  }
+  float* to = parts_->at(id).convolution.data() + (kept.data() - parts_->at(id).convolution.data());
+  std::memcpy(to, state.data(), state.size_bytes());
+}
+
+const KvCache& Batch::kv_cache(SequenceId id) const { return parts_->at(id).kv; }
+KvCache& Batch::kv_cache(SequenceId id) { return parts_->at(id).kv; }
+
+// ---- Prefill -----------------------------------------------------------------------------------
+
+namespace {
+
+// What is left of a feed.
+struct Remaining {
+  Sequence* sequence = nullptr;
+  std::span<const TokenId> tokens;
+  std::size_t feed = 0;
+  bool long_prompt = false;  // takes several passes
+};
+
+}  // namespace
+
+void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
+  if (feeds.empty()) return;
+  Parts& parts = *parts_;
+  parts.check_feeds(feeds, parts.model_.config().max_position_embeddings);
+  const auto vocab_size = static_cast<std::size_t>(model().config().vocab_size);
+  if (!last_logits.empty() && last_logits.size() != feeds.size() * vocab_size) {
+    throw Error(fmt::format("Logits of {} sequences do not fit into {} values.", feeds.size(),
+                            last_logits.size()));
+  }
+  const auto chunk = static_cast<std::size_t>(parts.options_.prefill_chunk);
+  std::vector<Remaining> queue;
+  for (std::size_t i = 0; i < feeds.size(); ++i) {
+    queue.push_back({&parts.at(feeds[i].sequence), feeds[i].tokens, i,
+                     feeds[i].tokens.size() > chunk && parts.states_->needs_carry()});
+  }
+  std::vector<float> logits;
+  while (!queue.empty()) {
+    // A pass takes the next chunk of as many prompts as fit into its rows, at least one. A prompt's
+    // chunks are counted from its own start, so its values do not depend on the company.
+    std::vector<Remaining*> direct;
+    std::vector<Remaining*> carried;
+    std::size_t rows = 0;
+    for (Remaining& next : queue) {
+      const std::size_t size = std::min(chunk, next.tokens.size());
+      if (rows > 0 && rows + size > chunk) continue;
+      if (next.long_prompt && next.sequence->place.carry_slot < 0 &&
+          !parts.states_->begin_carry(next.sequence->place,
+                                      static_cast<std::int32_t>(next.sequence->position))) {
+        continue;
+      }
+      (next.long_prompt ? carried : direct).push_back(&next);
+      rows += size;
+    }
+    std::vector<Segment> segments;
+    std::vector<TokenId> tokens;
+    std::vector<std::int64_t> wanted;
+    std::vector<std::size_t> wanted_feeds;
+    const auto add = [&](Remaining* next) {
+      const std::size_t size = std::min(chunk, next->tokens.size());
+      segments.push_back({next->sequence, static_cast<std::int64_t>(tokens.size()),
+                          static_cast<std::int64_t>(size)});
+      const auto taken = next->tokens.first(size);
+      tokens.insert(tokens.end(), taken.begin(), taken.end());
+      next->tokens = next->tokens.subspan(size);
+      if (next->tokens.empty() && !last_logits.empty()) {
+        wanted.push_back(static_cast<std::int64_t>(tokens.size()) - 1);
+        wanted_feeds.push_back(next->feed);
+      }
+    };
+    for (Remaining* next : direct) add(next);
+    for (Remaining* next : carried) add(next);
+    Pass pass;
+    pass.kind = PassKind::kPrefill;
+    pass.segments = segments;
+    pass.rows = static_cast<std::int64_t>(tokens.size());
+    pass.num_direct = static_cast<std::int64_t>(direct.size());
+    logits.resize(wanted.size() * vocab_size);
+    parts.run(pass, tokens, wanted, logits.data());
+    for (std::size_t i = 0; i < wanted_feeds.size(); ++i) {
+      std::copy_n(logits.begin() + static_cast<std::ptrdiff_t>(i * vocab_size), vocab_size,
+                  last_logits.begin() + static_cast<std::ptrdiff_t>(wanted_feeds[i] * vocab_size));
+    }
+    for (Remaining* next : carried) {
+      if (!next->tokens.empty()) continue;
+      parts.states_->end_carry(next->sequence->place,
+                               static_cast<std::int32_t>(next->sequence->position));
+    }
+    std::erase_if(queue, [](const Remaining& next) { return next.tokens.empty(); });
+  }
+}
+
+void Batch::prefill_with_all_logits(const Feed& feed, std::span<float> logits) {
+  Parts& parts = *parts_;
+  parts.check_feeds(std::span(&feed, 1), parts.model_.config().max_position_embeddings);
+  const auto vocab_size = static_cast<std::size_t>(model().config().vocab_size);
+  if (logits.size() != feed.tokens.size() * vocab_size) {
+    throw Error(fmt::format("Logits of {} tokens do not fit into {} values.", feed.tokens.size(),
+                            logits.size()));
+  }
+  const auto chunk = static_cast<std::size_t>(parts.options_.prefill_chunk);
+  Sequence& sequence = parts.at(feed.sequence);
+  const bool carried = feed.tokens.size() > chunk && parts.states_->needs_carry();
+  if (carried && !parts.states_->begin_carry(sequence.place,
+                                             static_cast<std::int32_t>(sequence.position))) {
+    throw Error("All FP32 states are in use.");
+  }
+  for (std::size_t first = 0; first < feed.tokens.size(); first += chunk) {
+    const auto tokens = feed.tokens.subspan(first, std::min(chunk, feed.tokens.size() - first));
+    const Segment segment{&sequence, 0, static_cast<std::int64_t>(tokens.size())};
+    std::vector<std::int64_t> wanted(tokens.size());
+    std::iota(wanted.begin(), wanted.end(), std::int64_t{0});
+    Pass pass;
+    pass.kind = PassKind::kPrefill;
+    pass.segments = std::span(&segment, 1);
+    pass.rows = segment.rows;
+    pass.num_direct = carried ? 0 : 1;
+    parts.run(pass, tokens, wanted, logits.data() + first * vocab_size);
+  }
+  if (carried) {
+    parts.states_->end_carry(sequence.place, static_cast<std::int32_t>(sequence.position));
+  }
+}
+
+}  // namespace leapquant::runtime
