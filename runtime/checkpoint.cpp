@@ -38,10 +38,12 @@ void check_shard_name(const std::string& shard, const std::string& where) {
   }
 }
 
-// Which tensors each shard must give, by the index.
-std::map<std::string, std::vector<std::string>> read_index(const std::filesystem::path& path) {
-  const std::string label = path.string();
-  const nlohmann::json json = parse_strict_json(read_text_file(path, kMaxIndexBytes), label);
+}  // namespace
+
+std::map<std::string, std::vector<std::string>> parse_checkpoint_index(
+    std::string_view text, std::string_view label_view) {
+  const std::string label(label_view);
+  const nlohmann::json json = parse_strict_json(text, label);
   const JsonObject weight_map = JsonObject(json, label).object("weight_map");
   std::map<std::string, std::vector<std::string>> shards;
   for (const auto& [tensor, unused] : json["weight_map"].items()) {
@@ -53,8 +55,6 @@ std::map<std::string, std::vector<std::string>> read_index(const std::filesystem
   return shards;
 }
 
-}  // namespace
-
 Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored)) {
@@ -65,7 +65,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
   const auto index = folder / kIndexFile;
   const auto single = folder / kSingleFile;
   if (std::filesystem::exists(index, ignored)) {
-    for (const auto& [shard, names] : read_index(index)) {
+    const std::string text = read_text_file(index, kMaxIndexBytes);
+    for (const auto& [shard, names] : parse_checkpoint_index(text, index.string())) {
       const auto path = folder / shard;
       if (!std::filesystem::exists(path, ignored)) {
         throw Error("The checkpoint " + in_quotes(folder.string(), 400) + " lacks the shard " +

@@ -66,6 +66,11 @@ class Checkpoint {
   std::size_t skipped_ = 0;
 };
 
+// Which tensors the index places in each shard, by shard. Throws Error for what Checkpoint::open
+// refuses in an index alone; label names the file.
+std::map<std::string, std::vector<std::string>> parse_checkpoint_index(std::string_view text,
+                                                                       std::string_view label);
+
 }  // namespace leapquant::runtime
 
 #endif  // LEAPQUANT_RUNTIME_CHECKPOINT_H_

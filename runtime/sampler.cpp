@@ -125,16 +125,16 @@ TokenId Sampler::draw(std::span<const float> logits) {
   double largest = -std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const auto id = static_cast<TokenId>(i);
-    const double logit = penalised(static_cast<double>(logits[i]), id) / options_.temperature;
+    const double logit = penalised(static_cast<double>(logits[i]), id);
     candidates_.emplace_back(logit, id);
     largest = std::max(largest, logit);
   }
   std::make_heap(candidates_.begin(), candidates_.end(), less_likely);
 
-  // Weights relative to the largest: exp never overflows and the largest weight is 1. Both
-  // subtracted values may be infinite when a tiny temperature overflows them: equal ones weigh 1.
+  // Weights relative to the largest, which weighs 1: exp never overflows, and a tiny temperature
+  // only makes the others vanish.
   const auto weight = [&](const Candidate& candidate) {
-    return candidate.first == largest ? 1.0 : std::exp(candidate.first - largest);
+    return std::exp((candidate.first - largest) / options_.temperature);
   };
   const std::size_t all = candidates_.size();
   const std::size_t k = options_.top_k == 0

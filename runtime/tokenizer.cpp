@@ -18,6 +18,9 @@ namespace {
 constexpr std::size_t kMaxCachedBytes = 64;
 constexpr std::size_t kMaxCachedPieces = 1 << 16;
 
+// Far above every context, and places in a piece fit in 32 bits.
+constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
+
 }  // namespace
 
 void AddedTokenFinder::add(AddedToken token) {
@@ -65,6 +68,10 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, SpecialTokens special) const {
+  if (text.size() > kMaxTextBytes) {
+    throw Error("The text to encode has " + std::to_string(text.size()) + " bytes; at most " +
+                std::to_string(kMaxTextBytes) + " are accepted.");
+  }
   require_utf8(text, "The text to encode");
   const Parts& parts = *parts_;
   const bool match_special = special == SpecialTokens::kMatch;

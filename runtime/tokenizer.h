@@ -44,7 +44,8 @@ class Tokenizer {
 
   // The text must be UTF-8, for every vocabulary: split patterns and NFC are defined on characters,
   // and a vocabulary of plain bytes follows the same rule so that a prompt is valid or not whatever
-  // the model, and can always be printed back. Throws Error with the offset of the first bad byte.
+  // the model, and can always be printed back. Throws Error with the offset of the first bad byte,
+  // and for texts of more than 2^30 bytes.
   // Added tokens that are not marked special are matched in both modes, as `tokenizers` does.
   std::vector<TokenId> encode(std::string_view text,
                               SpecialTokens special = SpecialTokens::kAsText) const;
