@@ -1,0 +1,581 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decode of one value head: read vectors, factors of records and compensators, one pass over the
+// payload, then token after token. Every sum has one order, whatever the number of tokens, so that T
+// tokens in a call are bit for bit T calls.
+#include "hwy/highway.h"
+
+#if defined(LEAPQUANT_CPU_DECODE_HEAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LEAPQUANT_CPU_DECODE_HEAD_INL_H_
+#undef LEAPQUANT_CPU_DECODE_HEAD_INL_H_
+#else
+#define LEAPQUANT_CPU_DECODE_HEAD_INL_H_
+#endif
+
+#include <cstring>
+
+#include "cpu/decode_head.h"
+#include "cpu/decode_payload-inl.h"
+#include "cpu/records-inl.h"
+#include "cpu/residual-inl.h"
+#include "cpu/vectors-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace leapquant::cpu::HWY_NAMESPACE {
+
+// The class of a layout's head with the padded sizes at hand.
+struct HeadContext {
+  HeadCall& call;
+  const Layout& layout;
+  const BoundaryLayout& head;
+  const DecodeShape shape;
+  const DecodeScratch& scratch;
+  int32_t reads;         // read vectors per token in use
+  int32_t first_output;  // index of the output's read vector: sub-steps before it read for u
+  int32_t ring_records;  // records base .. position-1
+
+  HeadContext(HeadCall& head_call, const DecodeScratch& memory)
+      : call(head_call),
+        layout(head_call.layout),
+        head(head_call.layout.head(head_call.v_head)),
+        shape(head_call.layout),
+        scratch(memory),
+        reads((head_call.layout.shape.delta_rule != 0 ? shape.steps : 0) + 1),
+        first_output(reads - 1),
+        ring_records((head_call.position - head_call.base) * shape.steps) {}
+
+  bool vector_decay() const { return layout.shape.decay == LEAPQUANT_DECAY_VECTOR; }
+  int32_t records_at(int32_t t) const { return ring_records + t * shape.steps; }
+  float* read(int32_t t, int32_t s) const {
+    return scratch.read + static_cast<int64_t>(t * reads + s) * shape.key;
+  }
+  float* record_factors(int32_t t, int32_t s) const {
+    return scratch.record_factors + static_cast<int64_t>(t * reads + s) * shape.records;
+  }
+};
+
+// Log decays as the window will hold them; FP16 ones saturate at -65504, -infinity stays.
+inline void round_decays(const HeadContext& c) {
+  const FloatTag d;
+  if (!c.vector_decay()) {
+    std::memcpy(c.scratch.stored_decay, c.scratch.log_decay,
+                static_cast<size_t>(c.call.tokens) * sizeof(float));
+    return;
+  }
+  const int32_t count = c.call.tokens * c.shape.key;
+  if (c.layout.window.decay_bytes == 4) {
+    std::memcpy(c.scratch.stored_decay, c.scratch.log_decay,
+                static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  const auto least = hn::Set(d, -65504.0f);
+  for (int32_t i = 0; i < count; i += kLanes) {
+    const auto g = hn::Load(d, c.scratch.log_decay + i);
+    alignas(64) uint16_t half[16];
+    store_fp16(hn::Max(g, least), half);
+    const auto infinite = hn::Eq(g, hn::Set(d, -std::numeric_limits<float>::infinity()));
+    hn::Store(hn::IfThenElse(infinite, g, load_fp16(half)), d, c.scratch.stored_decay + i);
+  }
+}
+
+// Rows of the records that the call reads: the ring's, then the call's own as they will be stored.
+inline void gather_rows(const HeadContext& c) {
+  const int32_t steps = c.shape.steps;
+  const int32_t k_dim = c.layout.shape.head_k_dim;
+  const int32_t v_dim = c.layout.shape.head_v_dim;
+  for (int32_t m = 0; m < c.ring_records; ++m) {
+    const int32_t token = c.call.base + m / steps;
+    const int64_t record =
+        int64_t{token % c.layout.window.ring_tokens} * steps + m % steps;
+    c.scratch.keys[m] = padded_row(c.call.window.keys + record * k_dim, k_dim,
+                                   c.scratch.ring_keys + static_cast<int64_t>(m) * c.shape.key);
+    c.scratch.corrections[m] =
+        padded_row(c.call.window.corrections + record * v_dim, v_dim,
+                   c.scratch.ring_u + static_cast<int64_t>(m) * c.shape.value);
+  }
+  for (int32_t m = 0; m < c.call.tokens * steps; ++m) {
+    c.scratch.keys[c.ring_records + m] =
+        c.scratch.stored_keys + static_cast<int64_t>(m) * c.shape.key;
+    c.scratch.corrections[c.ring_records + m] =
+        c.scratch.stored_u + static_cast<int64_t>(m) * c.shape.value;
+  }
+}
+
+// exp of token t's own log decay times a vector, or the vector itself.
+inline void decayed(const HeadContext& c, int32_t t, const float* vector, float* result) {
+  const FloatTag d;
+  const int32_t stride = c.shape.key;
+  if (c.vector_decay()) {
+    const float* g = c.scratch.log_decay + static_cast<int64_t>(t) * stride;
+    for (int32_t i = 0; i < stride; i += kLanes) {
+      hn::Store(hn::Mul(decay_factor(hn::Load(d, g + i)), hn::Load(d, vector + i)), d, result + i);
+    }
+    return;
+  }
+  const auto factor = decay_factor(hn::Set(d, c.scratch.log_decay[t]));
+  for (int32_t i = 0; i < stride; i += kLanes) {
+    hn::Store(hn::Mul(factor, hn::Load(d, vector + i)), d, result + i);
+  }
+}
+
+// Read vectors of every token.
+inline void make_reads(const HeadContext& c) {
+  const int32_t steps = c.shape.steps;
+  const bool given = c.call.inputs.read_key.data != nullptr;
+  for (int32_t t = 0; t < c.call.tokens; ++t) {
+    for (int32_t s = 0; s < c.first_output; ++s) {
+      const float* source = (given ? c.scratch.read_key : c.scratch.k) +
+                            static_cast<int64_t>(t * steps + s) * c.shape.key;
+      if (s == 0 && given) {
+        std::memcpy(c.read(t, s), source, static_cast<size_t>(c.shape.key) * sizeof(float));
+      } else {
+        decayed(c, t, source, c.read(t, s));
+      }
+    }
+    const float* q = c.scratch.q + static_cast<int64_t>(t) * c.shape.key;
+    if (c.call.inputs.read_before_update != 0) {
+      std::memcpy(c.read(t, c.first_output), q,
+                  static_cast<size_t>(c.shape.key) * sizeof(float));
+    } else {
+      decayed(c, t, q, c.read(t, c.first_output));
+    }
+  }
+}
+
+// factors[n][m] = <keys[m], vectors[n]> for four records and kCount vectors; then times weight.
+template <int32_t kCount>
+HWY_INLINE void four_record_dots(const uint16_t* const* keys, const float* vectors,
+                                 int32_t stride, float* factors, int32_t factor_stride) {
+  const FloatTag d;
+  const hn::FixedTag<float, 4> four;
+  FloatVec sum[kCount][4];
+  for (int32_t n = 0; n < kCount; ++n) {
+    for (int32_t m = 0; m < 4; ++m) sum[n][m] = hn::Zero(d);
+  }
+  const uint16_t* key0 = keys[0];
+  const uint16_t* key1 = keys[1];
+  const uint16_t* key2 = keys[2];
+  const uint16_t* key3 = keys[3];
+  for (int32_t i = 0; i < stride; i += kLanes) {
+    const FloatVec w[4] = {load_fp16(key0 + i), load_fp16(key1 + i), load_fp16(key2 + i),
+                           load_fp16(key3 + i)};
+    for (int32_t n = 0; n < kCount; ++n) {
+      const auto x = hn::Load(d, vectors + n * stride + i);
+      for (int32_t m = 0; m < 4; ++m) sum[n][m] = hn::MulAdd(w[m], x, sum[n][m]);
+    }
+  }
+  for (int32_t n = 0; n < kCount; ++n) {
+    hn::StoreU(sum_four(sum[n][0], sum[n][1], sum[n][2], sum[n][3]), four,
+               factors + n * factor_stride);
+  }
+}
+
+// Calls kernel(first, integral_constant) over `count` vectors in groups of three, two or one.
+template <class Kernel>
+HWY_INLINE void in_threes(int32_t count, const Kernel& kernel) {
+  int32_t first = 0;
+  // Four are two and two: a single one leaves the units idle.
+  while (count - first >= 3 && count - first != 4) {
+    kernel(first, std::integral_constant<int32_t, 3>());
+    first += 3;
+  }
+  for (; count - first >= 2; first += 2) kernel(first, std::integral_constant<int32_t, 2>());
+  if (first < count) kernel(first, std::integral_constant<int32_t, 1>());
+}
+
+// factors[n][first..last) = <keys[m], vectors[n]>; entries up to the next multiple of four are
+// written too, with the last record's value.
+inline void record_dots(const HeadContext& c, int32_t first, int32_t last, const float* vectors,
+                        float* factors) {
+  for (int32_t m = first; m < last; m += 4) {
+    const uint16_t* keys[4];
+    for (int32_t r = 0; r < 4; ++r) keys[r] = c.scratch.keys[m + r < last ? m + r : last - 1];
+    in_threes(c.reads, [&](int32_t n, auto size) {
+      constexpr int32_t kCount = decltype(size)::value;
+      alignas(16) float four[kCount * 4];
+      four_record_dots<kCount>(keys, vectors + static_cast<int64_t>(n) * c.shape.key, c.shape.key,
+                               four, 4);
+      for (int32_t v = 0; v < kCount; ++v) {
+        for (int32_t r = 0; r < 4 && m + r < last; ++r) {
+          factors[static_cast<int64_t>(n + v) * c.shape.records + m + r] = four[v * 4 + r];
+        }
+      }
+    });
+  }
+}
+
+// Log decay of a token before t of the call, as stored; scalar.
+inline float scalar_decay(const HeadContext& c, int32_t token) {
+  return token >= c.call.position
+             ? c.scratch.stored_decay[token - c.call.position]
+             : stored_scalar_decay(c.layout, c.call.window, c.call.v_head, token);
+}
+
+// Factors of the records that token t reads, and its scaled read vectors exp(H) r.
+inline void record_factors_scalar(const HeadContext& c, int32_t t) {
+  const FloatTag d;
+  const int32_t steps = c.shape.steps;
+  const int32_t records = c.records_at(t);
+  if (records > 0) record_dots(c, 0, records, c.read(t, 0), c.record_factors(t, 0));
+  float later = 0.0f;
+  // exp of sixteen sums at a time: newest token first.
+  const int32_t tokens = records / steps;
+  for (int32_t newest = tokens; newest > 0;) {
+    alignas(64) float sums[16] = {0};
+    const int32_t now = newest < kLanes ? newest : kLanes;
+    for (int32_t l = 0; l < now; ++l) {
+      sums[l] = later;
+      later += scalar_decay(c, c.call.base + newest - 1 - l);
+    }
+    hn::Store(decay_factor(hn::Load(d, sums)), d, sums);
+    for (int32_t l = 0; l < now; ++l) {
+      for (int32_t j = 0; j < steps; ++j) {
+        const int32_t m = (newest - 1 - l) * steps + j;
+        for (int32_t s = 0; s < c.reads; ++s) c.record_factors(t, s)[m] *= sums[l];
+      }
+    }
+    newest -= now;
+  }
+  const auto factor = decay_factor(hn::Set(d, later));
+  for (int32_t s = 0; s < c.reads; ++s) {
+    const float* read = c.read(t, s);
+    float* scaled = c.scratch.scaled + (read - c.scratch.read);
+    for (int32_t i = 0; i < c.shape.key; i += kLanes) {
+      hn::Store(hn::Mul(factor, hn::Load(d, read + i)), d, scaled + i);
+    }
+  }
+}
+
+inline void record_factors_vector(const HeadContext& c, int32_t t) {
+  const FloatTag d;
+  const int32_t steps = c.shape.steps;
+  const int32_t stride = c.shape.key;
+  float* later = c.scratch.later;
+  float* weighted = c.scratch.weighted;
+  std::memcpy(weighted, c.read(t, 0), static_cast<size_t>(c.reads * stride) * sizeof(float));
+  for (int32_t i = 0; i < stride; i += kLanes) hn::Store(hn::Zero(d), d, later + i);
+  for (int32_t token = c.call.position + t - 1; token >= c.call.base; --token) {
+    const int32_t first = (token - c.call.base) * steps;
+    record_dots(c, first, first + steps, weighted, c.record_factors(t, 0));
+    const float* g = c.scratch.weight;
+    if (token >= c.call.position) {
+      g = c.scratch.stored_decay + static_cast<int64_t>(token - c.call.position) * stride;
+    } else {
+      stored_vector_decay(c.layout, c.call.window, token, c.scratch.weight);
+    }
+    for (int32_t i = 0; i < stride; i += kLanes) {
+      const auto sum = hn::Add(hn::Load(d, later + i), hn::Load(d, g + i));
+      hn::Store(sum, d, later + i);
+      const auto factor = decay_factor(sum);
+      for (int32_t s = 0; s < c.reads; ++s) {
+        hn::Store(hn::Mul(factor, hn::Load(d, c.read(t, s) + i)), d, weighted + s * stride + i);
+      }
+    }
+  }
+  std::memcpy(c.scratch.scaled + (c.read(t, 0) - c.scratch.read), weighted,
+              static_cast<size_t>(c.reads * stride) * sizeof(float));
+}
+
+// A compensator's side as the read path wants it: FP16, or int8 codes with a scale and an offset.
+struct RankRow {
+  const uint16_t* half;
+  const int8_t* codes;
+  float scale;
+  float offset;
+};
+
+inline RankRow rank_row(const HeadContext& c, Side side, int32_t r) {
+  const VectorPlace place = vector_place(c.head, side, r);
+  const std::byte* data = c.call.boundary + place.data;
+  const int64_t spare = static_cast<int64_t>(r) * std::max(c.shape.key, c.shape.value);
+  RankRow row{nullptr, nullptr, 1.0f, 0.0f};
+  if (place.bits == 16) {
+    row.half = padded_row(reinterpret_cast<const uint16_t*>(data), place.count,
+                          c.scratch.rank_halves + spare);
+    return row;
+  }
+  row.scale = scale_at(c.call.boundary, place.scale);
+  int8_t* codes = c.scratch.rank_codes + spare;
+  if (place.bits == 8 && place.count % 16 == 0) {
+    row.codes = reinterpret_cast<const int8_t*>(data);
+    return row;
+  }
+  unpack_row(reinterpret_cast<const uint8_t*>(data), place.count, place.bits, codes);
+  for (int32_t i = place.count; i % 16 != 0; ++i) codes[i] = 0;
+  row.offset = place.bits == 4 ? 0.5f : 0.0f;
+  row.codes = codes;
+  return row;
+}
+
+// factors[n] = <key side r, vectors[n]>.
+template <int32_t kCount>
+HWY_INLINE void rank_dot(const RankRow& row, const float* vectors, int32_t stride, float* factors,
+                         int32_t factor_stride) {
+  const FloatTag d;
+  FloatVec sum[kCount];
+  for (int32_t n = 0; n < kCount; ++n) sum[n] = hn::Zero(d);
+  const auto offset = hn::Set(d, row.offset);
+  for (int32_t i = 0; i < stride; i += kLanes) {
+    const auto w = row.half != nullptr ? load_fp16(row.half + i)
+                                       : hn::Add(load_int8(row.codes + i), offset);
+    for (int32_t n = 0; n < kCount; ++n) {
+      sum[n] = hn::MulAdd(w, hn::Load(d, vectors + n * stride + i), sum[n]);
+    }
+  }
+  for (int32_t n = 0; n < kCount; ++n) {
+    factors[n * factor_stride] = row.scale * sum_of_lanes(sum[n]);
+  }
+}
+
+inline void rank_factors(const HeadContext& c) {
+  for (int32_t r = 0; r < c.head.rank; ++r) {
+    const RankRow row = rank_row(c, Side::kKey, r);
+    in_threes(c.call.tokens * c.reads, [&](int32_t n, auto size) {
+      rank_dot<decltype(size)::value>(
+          row, c.scratch.scaled + static_cast<int64_t>(n) * c.shape.key, c.shape.key,
+          c.scratch.rank_factors + static_cast<int64_t>(n) * c.shape.rank + r, c.shape.rank);
+    });
+  }
+}
+
+// sums: the payload's part of every read, in the state's units.
+inline void payload_reads(const HeadContext& c, Ahead* ahead) {
+  const FloatTag d;
+  const int32_t count = c.call.tokens * c.reads;
+  const int32_t stride = c.shape.key;
+  const bool quantised = c.head.quantised();
+  const float unit = payload_scale(c.head);
+  const bool half = quantised && c.head.format.levels == LEAPQUANT_HALF_INTEGERS;
+  float* offsets = c.scratch.weighted;  // one per read vector; no longer needed here
+  if (quantised) {
+    decode_scales(c.head, c.call.boundary, c.scratch.step, c.scratch.smoothing);
+    for (int32_t n = 0; n < count; ++n) {
+      float* x = c.scratch.scaled + static_cast<int64_t>(n) * stride;
+      auto sum = hn::Zero(d);
+      for (int32_t i = 0; i < stride; i += kLanes) {
+        const auto smoothed = hn::Mul(hn::Load(d, x + i), hn::Load(d, c.scratch.smoothing + i));
+        sum = hn::Add(sum, smoothed);
+        hn::Store(hn::Mul(smoothed, hn::Set(d, 1.0f / unit)), d, x + i);
+      }
+      offsets[n] = half ? 0.5f * sum_of_lanes(sum) : 0.0f;
+    }
+  }
+  in_threes(count, [&](int32_t n, auto size) {
+    read_payload<decltype(size)::value>(
+        c.head, c.call.boundary, c.scratch.scaled + static_cast<int64_t>(n) * stride, stride, ahead,
+        c.scratch.sums + static_cast<int64_t>(n) * c.shape.value, c.shape.value);
+  });
+  if (!quantised) return;
+  for (int32_t n = 0; n < count; ++n) {
+    float* sums = c.scratch.sums + static_cast<int64_t>(n) * c.shape.value;
+    const auto offset = hn::Set(d, offsets[n]);
+    for (int32_t j = 0; j < c.shape.value; j += kLanes) {
+      hn::Store(hn::Mul(hn::Add(hn::Load(d, sums + j), offset), hn::Load(d, c.scratch.step + j)),
+                d, sums + j);
+    }
+  }
+}
+
+// Adds compensators' and records' parts to the reads of token t.
+template <int32_t kCount>
+HWY_INLINE void add_rows(const HeadContext& c, const RankRow* rows, int32_t t, int32_t s,
+                         int32_t records) {
+  const FloatTag d;
+  constexpr int32_t kVectors = kCount < 3 && kLanes < 16 ? 2 : 1;
+  float* sums = c.scratch.sums + static_cast<int64_t>(t * c.reads + s) * c.shape.value;
+  const float* rank_factor =
+      c.scratch.rank_factors + static_cast<int64_t>(t * c.reads + s) * c.shape.rank;
+  const float* record_factor = c.record_factors(t, s);
+  for (int32_t j = 0; j < c.shape.value; j += kVectors * kLanes) {
+    FloatVec sum[kCount][kVectors];
+    for (int32_t n = 0; n < kCount; ++n) {
+      for (int32_t v = 0; v < kVectors; ++v) {
+        sum[n][v] = hn::Load(d, sums + n * c.shape.value + j + v * kLanes);
+      }
+    }
+    for (int32_t r = 0; r < c.head.rank; ++r) {
+      FloatVec u[kVectors];
+      for (int32_t v = 0; v < kVectors; ++v) {
+        const int32_t at = j + v * kLanes;
+        u[v] = rows[r].half != nullptr
+                   ? load_fp16(rows[r].half + at)
+                   : hn::Add(load_int8(rows[r].codes + at), hn::Set(d, rows[r].offset));
+      }
+      for (int32_t n = 0; n < kCount; ++n) {
+        const auto factor = hn::Set(d, rank_factor[n * c.shape.rank + r] * rows[r].scale);
+        for (int32_t v = 0; v < kVectors; ++v) sum[n][v] = hn::MulAdd(factor, u[v], sum[n][v]);
+      }
+    }
+    for (int32_t m = 0; m < records; ++m) {
+      FloatVec u[kVectors];
+      for (int32_t v = 0; v < kVectors; ++v) {
+        u[v] = load_fp16(c.scratch.corrections[m] + j + v * kLanes);
+      }
+      for (int32_t n = 0; n < kCount; ++n) {
+        const auto factor = hn::Set(d, record_factor[n * c.shape.records + m]);
+        for (int32_t v = 0; v < kVectors; ++v) sum[n][v] = hn::MulAdd(factor, u[v], sum[n][v]);
+      }
+    }
+    for (int32_t n = 0; n < kCount; ++n) {
+      for (int32_t v = 0; v < kVectors; ++v) {
+        hn::Store(sum[n][v], d, sums + n * c.shape.value + j + v * kLanes);
+      }
+    }
+  }
+}
+
+inline float key_dot(const HeadContext& c, const float* a, const float* b) {
+  const FloatTag d;
+  auto sum = hn::Zero(d);
+  for (int32_t i = 0; i < c.shape.key; i += kLanes) {
+    sum = hn::MulAdd(hn::Load(d, a + i), hn::Load(d, b + i), sum);
+  }
+  return sum_of_lanes(sum);
+}
+
+inline void add_scaled(const HeadContext& c, float factor, const float* row, float* sum) {
+  const FloatTag d;
+  for (int32_t j = 0; j < c.shape.value; j += kLanes) {
+    hn::Store(hn::MulAdd(hn::Set(d, factor), hn::Load(d, row + j), hn::Load(d, sum + j)), d,
+              sum + j);
+  }
+}
+
+// Corrections u of token t from its reads; rounded into stored_u.
+inline void make_corrections(const HeadContext& c, int32_t t) {
+  const FloatTag d;
+  const int32_t steps = c.shape.steps;
+  const bool given = c.call.inputs.read_key.data != nullptr;
+  FloatMask saturated = no_lanes();
+  for (int32_t j = 0; j < steps; ++j) {
+    const int64_t row = static_cast<int64_t>(t) * steps + j;
+    const auto beta = hn::Set(d, c.scratch.beta[row]);
+    const float* v = c.scratch.v + row * c.shape.value;
+    float* u = c.scratch.correction + static_cast<int64_t>(j) * c.shape.value;
+    if (c.layout.shape.delta_rule == 0) {
+      for (int32_t i = 0; i < c.shape.value; i += kLanes) {
+        hn::Store(hn::Mul(beta, hn::Load(d, v + i)), d, u + i);
+      }
+    } else {
+      float* read = c.scratch.sums + static_cast<int64_t>(t * c.reads + j) * c.shape.value;
+      const float* b = (given ? c.scratch.read_key : c.scratch.k) + row * c.shape.key;
+      for (int32_t earlier = 0; earlier < j; ++earlier) {
+        const float* w = c.scratch.k + (static_cast<int64_t>(t) * steps + earlier) * c.shape.key;
+        add_scaled(c, key_dot(c, w, b),
+                   c.scratch.correction + static_cast<int64_t>(earlier) * c.shape.value, read);
+      }
+      for (int32_t i = 0; i < c.shape.value; i += kLanes) {
+        const auto difference = hn::Sub(hn::Load(d, v + i), hn::Load(d, read + i));
+        hn::Store(hn::Mul(beta, difference), d, u + i);
+      }
+    }
+    for (int32_t i = 0; i < c.shape.value; i += kLanes) {
+      store_fp16_saturated(hn::Load(d, u + i), c.scratch.stored_u + row * c.shape.value + i,
+                           &saturated);
+    }
+  }
+  if (!hn::AllFalse(d, saturated)) c.call.flags |= LEAPQUANT_HEALTH_RECORD_SATURATED;
+}
+
+// Output of token t, [padded(V)] in scratch.output.
+inline void make_output(const HeadContext& c, int32_t t) {
+  const FloatTag d;
+  const int32_t steps = c.shape.steps;
+  const leapquant_inputs& inputs = c.call.inputs;
+  float* output = c.scratch.output;
+  const float* q = c.scratch.q + static_cast<int64_t>(t) * c.shape.key;
+  std::memcpy(output,
+              c.scratch.sums + static_cast<int64_t>(t * c.reads + c.first_output) * c.shape.value,
+              static_cast<size_t>(c.shape.value) * sizeof(float));
+  if (inputs.read_before_update == 0) {
+    for (int32_t j = 0; j < steps; ++j) {
+      const float* w = c.scratch.k + (static_cast<int64_t>(t) * steps + j) * c.shape.key;
+      add_scaled(c, key_dot(c, w, q),
+                 c.scratch.correction + static_cast<int64_t>(j) * c.shape.value, output);
+    }
+  }
+  const float* v0 = c.scratch.v + static_cast<int64_t>(t) * steps * c.shape.value;
+  if (inputs.bonus != nullptr) {
+    const int32_t k_dim = c.layout.shape.head_k_dim;
+    const float* bonus = inputs.bonus + static_cast<int64_t>(c.call.v_head) * k_dim;
+    float* product = c.scratch.weight;
+    for (int32_t i = 0; i < k_dim; ++i) product[i] = q[i] * bonus[i];
+    for (int32_t i = k_dim; i < c.shape.key; ++i) product[i] = 0.0f;
+    const float* k0 = c.scratch.k + static_cast<int64_t>(t) * steps * c.shape.key;
+    add_scaled(c, key_dot(c, product, k0), v0, output);
+  }
+  if (inputs.skip != nullptr) add_scaled(c, inputs.skip[c.call.v_head], v0, output);
+  (void)d;
+}
+
+// Appends token t's records to the window.
+inline void append_records(const HeadContext& c, int32_t t) {
+  const int32_t steps = c.shape.steps;
+  const int32_t k_dim = c.layout.shape.head_k_dim;
+  const int32_t v_dim = c.layout.shape.head_v_dim;
+  const WindowLayout& where = c.layout.window;
+  const int64_t ring = (c.call.position + t) % where.ring_tokens;
+  for (int32_t j = 0; j < steps; ++j) {
+    const int64_t row = static_cast<int64_t>(t) * steps + j;
+    if (c.call.write_keys) {
+      std::memcpy(c.call.window.keys + (ring * steps + j) * k_dim,
+                  c.scratch.stored_keys + row * c.shape.key, static_cast<size_t>(k_dim) * 2);
+    }
+    std::memcpy(c.call.window.corrections + (ring * steps + j) * v_dim,
+                c.scratch.stored_u + row * c.shape.value, static_cast<size_t>(v_dim) * 2);
+  }
+  if (where.decay_count == 0) return;
+  std::byte* to = c.call.window.log_decays + ring * where.decay_count * where.decay_bytes;
+  if (where.decay_count == 1) {
+    std::memcpy(to, c.scratch.stored_decay + t, 4);
+    return;
+  }
+  const float* g = c.scratch.stored_decay + static_cast<int64_t>(t) * c.shape.key;
+  if (where.decay_bytes == 4) {
+    std::memcpy(to, g, static_cast<size_t>(k_dim) * 4);
+    return;
+  }
+  alignas(64) uint16_t half[256];
+  for (int32_t i = 0; i < c.shape.key; i += kLanes) {
+    const FloatTag d;
+    const auto x = hn::Load(d, g + i);
+    const auto infinite = hn::Lt(x, hn::Set(d, -65504.0f));
+    store_fp16(hn::IfThenElse(infinite, hn::Set(d, -65504.0f), x), half + i);
+    for (int32_t l = 0; l < kLanes; ++l) {
+      if (g[i + l] < -65504.0f) half[i + l] = 0xfc00u;
+    }
+  }
+  std::memcpy(to, half, static_cast<size_t>(k_dim) * 2);
+}
+
+// Keys of a key head as the window will hold them.
+inline bool round_keys(const Layout& layout, const DecodeScratch& scratch, int32_t tokens) {
+  const FloatTag d;
+  const int32_t count = tokens * layout.shape.sub_steps * padded(layout.shape.head_k_dim);
+  FloatMask saturated = no_lanes();
+  for (int32_t i = 0; i < count; i += kLanes) {
+    store_fp16_saturated(hn::Load(d, scratch.k + i), scratch.stored_keys + i, &saturated);
+  }
+  return !hn::AllFalse(d, saturated);
+}
+
+// Everything up to the tokens: factors and payload.
+inline void prepare_head(const HeadContext& c, Ahead* ahead) {
+  round_decays(c);
+  gather_rows(c);
+  make_reads(c);
+  for (int32_t t = 0; t < c.call.tokens; ++t) {
+    if (c.vector_decay()) {
+      record_factors_vector(c, t);
+    } else {
+      record_factors_scalar(c, t);
+    }
+  }
+  rank_factors(c);
+  payload_reads(c, ahead);
+}
+
+}  // namespace leapquant::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
