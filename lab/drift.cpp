@@ -130,8 +130,8 @@ class Replay {
       HeadDrift& drift = heads[static_cast<std::size_t>(layer * shape_.num_v_heads + h)];
       for (int t = 0; t < count; ++t) {
         const std::int64_t position = result_.tokens + t;
-        const std::size_t row = static_cast<std::size_t>(t) * shape_.v_row() +
-                                static_cast<std::size_t>(h) * width;
+        const std::size_t row =
+            static_cast<std::size_t>(t) * shape_.v_row() + static_cast<std::size_t>(h) * width;
         ErrorSums token;
         for (std::size_t j = 0; j < width; ++j) {
           const double d = static_cast<double>(outputs[row + j]) - exact[row + j];
@@ -175,9 +175,9 @@ class Replay {
   const DriftOptions& options_;
   SequenceDrift result_;
   std::vector<ExactState> exact_;
-  std::vector<std::vector<double>> exact_outputs_;      // [layers] of the current part
-  std::vector<std::unique_ptr<FormatLayer>> formats_;   // [states * layers]
-  std::vector<double> decay_sums_;                      // [layers * v_heads]
+  std::vector<std::vector<double>> exact_outputs_;     // [layers] of the current part
+  std::vector<std::unique_ptr<FormatLayer>> formats_;  // [states * layers]
+  std::vector<double> decay_sums_;                     // [layers * v_heads]
 };
 
 }  // namespace

@@ -19,12 +19,12 @@ namespace leapquant::lab {
 
 struct DriftOptions {
   std::vector<runtime::StateFormat> states;  // resolved for the layers of the source
-  std::int64_t from = 1024;         // output error is summed over tokens from..to-1
+  std::int64_t from = 1024;                  // output error is summed over tokens from..to-1
   std::int64_t to = 4096;
-  std::int64_t every = 1024;        // tokens per bucket of the course over positions
+  std::int64_t every = 1024;  // tokens per bucket of the course over positions
   // A token diverges when |o^ - o| > this share of |o|.
   double divergence = 0.05;
-  int threads = 0;                  // 0: all cores
+  int threads = 0;  // 0: all cores
 };
 
 // Sums over the tokens of a bucket.
@@ -36,13 +36,13 @@ struct ErrorSums {
 
 // What one value head of one layer did in one format on one sequence.
 struct HeadDrift {
-  int layer = 0;   // index among the recurrent layers
+  int layer = 0;  // index among the recurrent layers
   int v_head = 0;
-  double mean_log_decay = 0;            // over the sequence
-  ErrorSums span;                       // tokens from..to-1
-  std::vector<ErrorSums> outputs;       // per bucket
-  std::vector<double> state_error;      // |S^ - S|^2 / |S|^2 at the end of each bucket
-  std::int64_t first_divergence = -1;   // position, -1: never
+  double mean_log_decay = 0;           // over the sequence
+  ErrorSums span;                      // tokens from..to-1
+  std::vector<ErrorSums> outputs;      // per bucket
+  std::vector<double> state_error;     // |S^ - S|^2 / |S|^2 at the end of each bucket
+  std::int64_t first_divergence = -1;  // position, -1: never
   std::uint32_t health_flags = 0;
   bool finite = true;
 };
@@ -58,8 +58,8 @@ struct SequenceDrift {
 std::vector<SequenceDrift> measure_drift(InputSource& source, const DriftOptions& options,
                                          const std::function<void(std::int64_t)>& progress);
 
-// Mean over the heads of (sum of squared differences) / (sum of squares), each head's sums taken over
-// the span of all sequences.
+// Mean over the heads of (sum of squared differences) / (sum of squares), each head's sums taken
+// over the span of all sequences.
 double mean_span_error(const std::vector<SequenceDrift>& sequences, std::size_t state);
 // The same over buckets first..last-1 of every sequence.
 double mean_bucket_error(const std::vector<SequenceDrift>& sequences, std::size_t state,

@@ -36,8 +36,7 @@ std::string digest_of(const Task& task) {
 }
 
 std::size_t argmax(std::span<const float> logits) {
-  return static_cast<std::size_t>(std::max_element(logits.begin(), logits.end()) -
-                                  logits.begin());
+  return static_cast<std::size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 // A prompt on its way through a batch.
@@ -115,8 +114,8 @@ class Evaluator {
 
   // Runs the tasks from `begin` that fit into one batch, in all states; returns their number.
   std::size_t run_group(const TaskFile& file, std::size_t begin) {
-    const std::size_t limit = std::min<std::size_t>(static_cast<std::size_t>(options_.batch),
-                                                    group_limit(file, begin));
+    const std::size_t limit =
+        std::min<std::size_t>(static_cast<std::size_t>(options_.batch), group_limit(file, begin));
     const std::size_t count = std::min(limit, file.tasks.size() - begin);
     std::vector<Item> items(count);
     bool any = false;

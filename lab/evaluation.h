@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many tasks a model solves with its recurrent state in each of several formats, and how far its
-// predictions move from those with an FP32 state. Prompts run in batches; results go to a log.
+// How many tasks a model solves with its recurrent state in each of several formats, and how far
+// its predictions move from those with an FP32 state. Prompts run in batches; results go to a log.
 #ifndef LEAPQUANT_LAB_EVALUATION_H_
 #define LEAPQUANT_LAB_EVALUATION_H_
 
@@ -24,9 +24,9 @@ namespace leapquant::lab {
 
 struct EvaluationOptions {
   std::vector<runtime::StateFormat> states;
-  std::int32_t batch = 64;   // prompts at a time
-  bool divergence = true;    // measure mean_kl
-  std::int64_t extra_tokens = 16;  // generated past the answer's length before giving up
+  std::int32_t batch = 64;                    // prompts at a time
+  bool divergence = true;                     // measure mean_kl
+  std::int64_t extra_tokens = 16;             // generated past the answer's length before giving up
   const std::atomic<bool>* cancel = nullptr;  // checked between batches
   // Tokens decoded so far of `label` ("int8 medium/add"), and how many there will be at most.
   std::function<void(std::string_view label, std::int64_t done, std::int64_t total)> progress;
@@ -41,9 +41,9 @@ struct EvaluationRow {
   std::int64_t correct = 0;
   std::int64_t total = 0;
   bool has_kl = false;
-  // Mean over the tokens of all answers, end tokens included, of KL(FP32 state || this state) of the
-  // next-token distributions, in nats. The prompt is prefilled exactly in both, the answer is fed
-  // token by token with the state kept in its format.
+  // Mean over the tokens of all answers, end tokens included, of KL(FP32 state || this state) of
+  // the next-token distributions, in nats. The prompt is prefilled exactly in both, the answer is
+  // fed token by token with the state kept in its format.
   double mean_kl = 0;
   double tokens_per_second = 0;  // decoded tokens of all prompts over the time of decode steps
   std::int64_t state_bytes = 0;  // boundary states, windows and metadata of one sequence
@@ -53,12 +53,12 @@ struct EvaluationRow {
 std::string state_name(const runtime::StateFormat& format);
 std::string_view policy_name(const runtime::StateFormat& format);
 
-// Evaluates what the log does not hold yet; rows of finished files in the order files x states. Stops
-// early, with the rows that are complete, when *cancel becomes true. Throws runtime::Error.
+// Evaluates what the log does not hold yet; rows of finished files in the order files x states.
+// Stops early, with the rows that are complete, when *cancel becomes true. Throws runtime::Error.
 //
-// A prompt is right when greedy generation gives the answer, as tasks.h compares. Feeding the answer
-// and predicting each of its tokens and then the end is the same as generating it, bit by bit, so
-// only prompts where a prediction differs are generated a second time.
+// A prompt is right when greedy generation gives the answer, as tasks.h compares. Feeding the
+// answer and predicting each of its tokens and then the end is the same as generating it, bit by
+// bit, so only prompts where a prediction differs are generated a second time.
 std::vector<EvaluationRow> evaluate(const runtime::Model& model,
                                     const runtime::Tokenizer& tokenizer,
                                     const runtime::Threads& threads,

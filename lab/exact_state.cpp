@@ -53,19 +53,19 @@ void ExactState::advance_block(const LayerInputs& inputs, std::span<double> outp
   const int k_head = v_head / (shape_.num_v_heads / shape_.num_k_heads);
   const int first = block * kColumns;
   const int width = std::min(kColumns, shape_.head_v_dim - first);
-  double* state = state_.data() + (static_cast<std::size_t>(v_head) * blocks() + block) * keys *
-                                      kColumns;
+  double* state =
+      state_.data() + (static_cast<std::size_t>(v_head) * blocks() + block) * keys * kColumns;
   for (int t = 0; t < inputs.tokens; ++t) {
     const auto token = static_cast<std::size_t>(t);
-    const float* k = inputs.k.data() + token * shape_.k_row() +
-                     static_cast<std::size_t>(k_head) * keys;
-    const float* q = inputs.q.data() + token * shape_.k_row() +
-                     static_cast<std::size_t>(k_head) * keys;
+    const float* k =
+        inputs.k.data() + token * shape_.k_row() + static_cast<std::size_t>(k_head) * keys;
+    const float* q =
+        inputs.q.data() + token * shape_.k_row() + static_cast<std::size_t>(k_head) * keys;
     const std::size_t column = token * shape_.v_row() +
                                static_cast<std::size_t>(v_head) * shape_.head_v_dim +
                                static_cast<std::size_t>(first);
-    const std::size_t gate = token * static_cast<std::size_t>(shape_.num_v_heads) +
-                             static_cast<std::size_t>(v_head);
+    const std::size_t gate =
+        token * static_cast<std::size_t>(shape_.num_v_heads) + static_cast<std::size_t>(v_head);
     double v[kColumns] = {};
     double out[kColumns];
     for (int j = 0; j < width; ++j) v[j] = inputs.v[column + static_cast<std::size_t>(j)];
@@ -87,8 +87,7 @@ std::vector<double> ExactState::matrix(int v_head) const {
   for (std::size_t i = 0; i < static_cast<std::size_t>(shape_.head_k_dim); ++i) {
     for (std::size_t j = 0; j < columns; ++j) {
       const std::size_t block = static_cast<std::size_t>(v_head) * blocks() + j / kColumns;
-      dense[i * columns + j] =
-          state_[(block * shape_.head_k_dim + i) * kColumns + j % kColumns];
+      dense[i * columns + j] = state_[(block * shape_.head_k_dim + i) * kColumns + j % kColumns];
     }
   }
   return dense;

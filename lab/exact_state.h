@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The recurrence of Gated DeltaNet in FP64, straight from its definition: the truth that formats are
-// measured against. It knows no windows and no formats.
+// The recurrence of Gated DeltaNet in FP64, straight from its definition: the truth that formats
+// are measured against. It knows no windows and no formats.
 #ifndef LEAPQUANT_LAB_EXACT_STATE_H_
 #define LEAPQUANT_LAB_EXACT_STATE_H_
 

@@ -36,8 +36,8 @@ leapquant_tensor fp32(const float* data) {
 void require_ok(leapquant_status status, const std::string& what) {
   if (status == LEAPQUANT_OK) return;
   const std::string detail = leapquant_last_error();
-  throw runtime::Error(what + " failed: " +
-                       (detail.empty() ? leapquant_status_string(status) : detail));
+  throw runtime::Error(what +
+                       " failed: " + (detail.empty() ? leapquant_status_string(status) : detail));
 }
 
 runtime::StateLayout create_layout(const LayerShape& shape, const runtime::LayerFormat& format,
@@ -146,8 +146,7 @@ std::vector<float> FormatLayer::matrices() const {
   args.type = LEAPQUANT_FP32;
   args.order = LEAPQUANT_KV;
   args.status = &status;
-  require_ok(leapquant_export(layout_.get(), &memory_.pool(), &args, &launch),
-             "Exporting a state");
+  require_ok(leapquant_export(layout_.get(), &memory_.pool(), &args, &launch), "Exporting a state");
   return result;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One recurrent layer kept in a format through the public C interface: layout, memory of a few slots
-// and calls of single operations, with failures as exceptions. It adds no arithmetic.
+// One recurrent layer kept in a format through the public C interface: layout, memory of a few
+// slots and calls of single operations, with failures as exceptions. It adds no arithmetic.
 #ifndef LEAPQUANT_LAB_FORMAT_LAYER_H_
 #define LEAPQUANT_LAB_FORMAT_LAYER_H_
 
@@ -17,7 +17,8 @@
 
 namespace leapquant::lab {
 
-// Throws runtime::Error with the library's sentence unless status is LEAPQUANT_OK. what: "Decoding".
+// Throws runtime::Error with the library's sentence unless status is LEAPQUANT_OK. what:
+// "Decoding".
 void require_ok(leapquant_status status, const std::string& what);
 
 // Layout of a layer with one token per call on the CPU. Decay scalar: Gated DeltaNet; vector: KDA.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where recorded layer inputs come from, chunk by chunk, so that long recordings need little memory:
-// a folder written by `leapquant record`, or a model that runs while they are used.
+// Where recorded layer inputs come from, chunk by chunk, so that long recordings need little
+// memory: a folder written by `leapquant record`, or a model that runs while they are used.
 #ifndef LEAPQUANT_LAB_INPUT_SOURCE_H_
 #define LEAPQUANT_LAB_INPUT_SOURCE_H_
 
@@ -15,8 +15,8 @@ namespace leapquant::lab {
 
 // Consecutive tokens of one sequence, all recurrent layers.
 struct InputChunk {
-  std::string sequence;         // name; a new name begins a new sequence
-  std::int64_t position = 0;    // of the first token within the sequence
+  std::string sequence;       // name; a new name begins a new sequence
+  std::int64_t position = 0;  // of the first token within the sequence
   std::vector<LayerInputs> layers;
 };
 

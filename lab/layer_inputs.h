@@ -23,8 +23,8 @@ struct LayerShape {
 };
 
 // Inputs of `tokens` consecutive tokens, FP32, packed. q and k as the recurrence uses them: l2
-// normalised per head, q also scaled by head_k_dim^-1/2. log_decay is a natural log <= 0; beta is in
-// 0..2.
+// normalised per head, q also scaled by head_k_dim^-1/2. log_decay is a natural log <= 0; beta is
+// in 0..2.
 struct LayerInputs {
   int tokens = 0;
   std::vector<float> q;          // [tokens, num_k_heads, head_k_dim]

@@ -199,16 +199,17 @@ double MachineSpeed::scale_rate() {
   double best = 1e30;
   for (const std::int64_t distance : {0, 128, 512}) {
     best = std::min(best, seconds_of([&] {
-      run_pieces(runner_, floats_ / kPieceFloats, [&](std::int32_t piece) {
-        float* x = a_.get() + piece * kPieceFloats;
-        // A factor of one: the values must stay normal numbers however often this runs.
-        if (distance == 0) {
-          scale_floats(x, kPieceFloats, 1.0F);
-        } else {
-          scale_prefetching(x, kPieceFloats, 1.0F, distance);
-        }
-      });
-    }));
+                      run_pieces(runner_, floats_ / kPieceFloats, [&](std::int32_t piece) {
+                        float* x = a_.get() + piece * kPieceFloats;
+                        // A factor of one: the values must stay normal numbers however often this
+                        // runs.
+                        if (distance == 0) {
+                          scale_floats(x, kPieceFloats, 1.0F);
+                        } else {
+                          scale_prefetching(x, kPieceFloats, 1.0F, distance);
+                        }
+                      });
+                    }));
   }
   return static_cast<double>(floats_) * 8 / best;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What this machine can do at best with memory and with multiply-adds, measured with plain loops: the
-// floors that benchmarks are compared with. It knows nothing of states.
+// What this machine can do at best with memory and with multiply-adds, measured with plain loops:
+// the floors that benchmarks are compared with. It knows nothing of states.
 #ifndef LEAPQUANT_LAB_MACHINE_SPEED_H_
 #define LEAPQUANT_LAB_MACHINE_SPEED_H_
 
@@ -24,9 +24,9 @@ class MachineSpeed {
   // Two buffers of `bytes` each, touched; runner must outlive this.
   MachineSpeed(std::int64_t bytes, const leapquant_runner* runner);
 
-  // Bytes per second. Reading: every byte summed up. Copying: read and written bytes both count; the
-  // better of memcpy and a plain loop. Scaling: x *= c in place, read and written bytes both count;
-  // the best of a plain loop and loops with two prefetch distances.
+  // Bytes per second. Reading: every byte summed up. Copying: read and written bytes both count;
+  // the better of memcpy and a plain loop. Scaling: x *= c in place, read and written bytes both
+  // count; the best of a plain loop and loops with two prefetch distances.
   double read_rate();
   double copy_rate();
   double scale_rate();

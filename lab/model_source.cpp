@@ -35,8 +35,7 @@ runtime::BatchOptions one_sequence(std::int64_t chunk) {
 }
 
 LayerShape shape_of(const runtime::Recording& recording) {
-  return {recording.num_k_heads, recording.num_v_heads, recording.head_k_dim,
-          recording.head_v_dim};
+  return {recording.num_k_heads, recording.num_v_heads, recording.head_k_dim, recording.head_v_dim};
 }
 
 }  // namespace
@@ -85,8 +84,7 @@ TokenSequence concatenate(const std::vector<TokenSequence>& sequences, std::int6
   while (joined.tokens.size() < static_cast<std::size_t>(max_tokens)) {
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       const std::vector<runtime::TokenId>& tokens = sequences[i].tokens;
-      const std::size_t count =
-          std::min(static_cast<std::size_t>(piece), tokens.size() - next[i]);
+      const std::size_t count = std::min(static_cast<std::size_t>(piece), tokens.size() - next[i]);
       const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(next[i]);
       joined.tokens.insert(joined.tokens.end(), begin, begin + static_cast<std::ptrdiff_t>(count));
       next[i] = (next[i] + count) % tokens.size();
@@ -195,10 +193,9 @@ FileSource::FileSource(std::vector<std::string> paths) : paths_(std::move(paths)
     const LayerShape shape = shape_of(recording);
     const int layers = static_cast<int>(recording.layers.size());
     if (total_tokens_ > 0 && (!(shape == shape_) || layers != num_layers_)) {
-      throw runtime::Error("The recording " + runtime::in_quotes(path, 400) +
-                           " has layers of another shape than " +
-                           runtime::in_quotes(paths_.front(), 400) +
-                           "; replay recordings of one model at a time.");
+      throw runtime::Error(
+          "The recording " + runtime::in_quotes(path, 400) + " has layers of another shape than " +
+          runtime::in_quotes(paths_.front(), 400) + "; replay recordings of one model at a time.");
     }
     shape_ = shape;
     num_layers_ = layers;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Layer inputs from a running model: it is fed texts and task strings, and what its recurrent layers
-// are given comes out chunk by chunk. Nothing is kept.
+// Layer inputs from a running model: it is fed texts and task strings, and what its recurrent
+// layers are given comes out chunk by chunk. Nothing is kept.
 #ifndef LEAPQUANT_LAB_MODEL_SOURCE_H_
 #define LEAPQUANT_LAB_MODEL_SOURCE_H_
 
@@ -33,8 +33,8 @@ TokenSequence text_sequence(const runtime::Tokenizer& tokenizer, const std::stri
 // max_tokens tokens (0: all). Of a folder one task of every file is taken in turn.
 TokenSequence task_sequence(const runtime::Tokenizer& tokenizer, const std::string& path,
                             runtime::TokenId end_token, std::int64_t max_tokens);
-// All sequences one after another in pieces of `piece` tokens taken in turn, again from the start when
-// they end, until there are max_tokens tokens.
+// All sequences one after another in pieces of `piece` tokens taken in turn, again from the start
+// when they end, until there are max_tokens tokens.
 TokenSequence concatenate(const std::vector<TokenSequence>& sequences, std::int64_t piece,
                           std::int64_t max_tokens);
 

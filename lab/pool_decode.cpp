@@ -54,8 +54,7 @@ void fill_inputs(const LayerShape& shape, LayerInputs& inputs) {
     for (float& x : *rows) x = normal(random);
   }
   normalise_rows(inputs.k, shape.head_k_dim, 1);
-  normalise_rows(inputs.q, shape.head_k_dim,
-                 1 / std::sqrt(static_cast<float>(shape.head_k_dim)));
+  normalise_rows(inputs.q, shape.head_k_dim, 1 / std::sqrt(static_cast<float>(shape.head_k_dim)));
   for (float& g : inputs.log_decay) g = -0.05F * uniform(random);
   for (float& beta : inputs.beta) beta = uniform(random);
 }
@@ -96,8 +95,8 @@ std::int64_t PoolDecode::memory_bytes(const LayerShape& shape, const runtime::St
          (sizes.state_bytes + sizes.window_bytes + sizes.metadata_bytes);
 }
 
-PoolDecode::PoolDecode(const LayerShape& shape, const runtime::StateFormat& state, std::int64_t pool_bytes,
-                       int workers)
+PoolDecode::PoolDecode(const LayerShape& shape, const runtime::StateFormat& state,
+                       std::int64_t pool_bytes, int workers)
     : shape_(shape),
       format_(state.first()),
       layout_(create_layout(shape, state.layers.front())),

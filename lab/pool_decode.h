@@ -18,8 +18,8 @@ namespace leapquant::lab {
 // Memory traffic and arithmetic of one token of one sequence (all heads), on average over a window.
 struct DecodeWork {
   // Boundary states read once per token and written once per window (once per token per step), the
-  // records in the window read (each head reads (window + 1) / 2 of them on average) and one written,
-  // and q, k, v, gates and output once.
+  // records in the window read (each head reads (window + 1) / 2 of them on average) and one
+  // written, and q, k, v, gates and output once.
   double bytes = 0;
   // Multiply-adds of the fold per token: applying the window's records, decoding the compensators,
   // the fit's products and subtracting the new compensators. Zero per step and for BF16 and FP32,

@@ -79,8 +79,7 @@ ResultsLog::ResultsLog(const std::filesystem::path& path) : path_(path) {
   const bool is_new = !std::filesystem::exists(path) || std::filesystem::file_size(path) == 0;
   file_ = std::fopen(path.c_str(), "ae");
   if (file_ == nullptr) {
-    throw runtime::Error("Cannot write the results file " +
-                         runtime::in_quotes(path.string(), 400) +
+    throw runtime::Error("Cannot write the results file " + runtime::in_quotes(path.string(), 400) +
                          runtime::reason_of_errno(errno) + ".");
   }
   if (is_new) {
@@ -141,8 +140,7 @@ void ResultsLog::append(const std::vector<PromptResult>& results) {
   }
   if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) {
     throw runtime::Error("Cannot write the results file " +
-                         runtime::in_quotes(path_.string(), 400) +
-                         runtime::reason_of_errno(errno) +
+                         runtime::in_quotes(path_.string(), 400) + runtime::reason_of_errno(errno) +
                          "; the results until here are kept, call again to continue.");
   }
 }

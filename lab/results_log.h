@@ -17,7 +17,7 @@ namespace leapquant::lab {
 
 // Columns of the file, in this order.
 struct PromptResult {
-  std::string model;   // fingerprint, 16 hexadecimal digits
+  std::string model;  // fingerprint, 16 hexadecimal digits
   std::string tier;
   std::string task;
   std::string id;
@@ -25,32 +25,32 @@ struct PromptResult {
   std::string state;   // canonical text of the format
   bool right = false;
   bool has_kl = false;
-  double kl_sum = 0;          // nats, over the tokens below
+  double kl_sum = 0;  // nats, over the tokens below
   std::int64_t kl_tokens = 0;
-  std::int64_t tokens = 0;    // decoded
-  double seconds = 0;         // this prompt's share of the time of its batch
+  std::int64_t tokens = 0;  // decoded
+  double seconds = 0;       // this prompt's share of the time of its batch
 };
 
 class ResultsLog {
  public:
   // Without a file: results live in memory only.
   ResultsLog() = default;
-  // Reads the file when it exists and appends to it; a last line that was cut off is removed. Throws
-  // runtime::Error when it is no such file or cannot be written.
+  // Reads the file when it exists and appends to it; a last line that was cut off is removed.
+  // Throws runtime::Error when it is no such file or cannot be written.
   explicit ResultsLog(const std::filesystem::path& path);
   ~ResultsLog();
   ResultsLog(const ResultsLog&) = delete;
   ResultsLog& operator=(const ResultsLog&) = delete;
 
-  // The result of this prompt in this state, nullptr when there is none. need_kl: one without KL does
-  // not count.
+  // The result of this prompt in this state, nullptr when there is none. need_kl: one without KL
+  // does not count.
   const PromptResult* find(const PromptResult& key, bool need_kl) const;
   // Keeps the results and writes them to the disk before it returns.
   void append(const std::vector<PromptResult>& results);
 
  private:
-  using Key = std::tuple<std::string, std::string, std::string, std::string, std::string,
-                         std::string>;
+  using Key =
+      std::tuple<std::string, std::string, std::string, std::string, std::string, std::string>;
   static Key key_of(const PromptResult& result);
   void read();
 

@@ -59,8 +59,7 @@ TaskFile load_file(const std::filesystem::path& path, std::size_t limit) {
     }
   }
   if (file.tasks.empty()) {
-    throw runtime::Error("The file " + runtime::in_quotes(path.string(), 400) +
-                         " holds no tasks.");
+    throw runtime::Error("The file " + runtime::in_quotes(path.string(), 400) + " holds no tasks.");
   }
   return file;
 }

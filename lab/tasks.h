@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reasoning tasks with exact answers: JSON lines with prompt, answer and how to compare. It reads and
-// judges; evaluation.h asks the model.
+// Reasoning tasks with exact answers: JSON lines with prompt, answer and how to compare. It reads
+// and judges; evaluation.h asks the model.
 #ifndef LEAPQUANT_LAB_TASKS_H_
 #define LEAPQUANT_LAB_TASKS_H_
 
@@ -34,8 +34,8 @@ struct TaskFile {
 };
 
 // Reads a JSONL file, or every *.jsonl below a folder in order of their names (tiers in the order
-// short, medium, long, then others). limit: lines kept of each file, 0 for all. Throws runtime::Error
-// with file and line for anything that is no task.
+// short, medium, long, then others). limit: lines kept of each file, 0 for all. Throws
+// runtime::Error with file and line for anything that is no task.
 std::vector<TaskFile> load_tasks(const std::filesystem::path& path, std::size_t limit = 0);
 
 // The part of a text that check compares.

@@ -49,8 +49,8 @@ std::int64_t parse_byte_size(std::string_view text, std::string_view option) {
     }
   }
   throw UsageError(fmt::format(
-      "{} {} is no amount of memory; write it like 24GiB, 512MiB, 80GB or a number of bytes.", option,
-      text));
+      "{} {} is no amount of memory; write it like 24GiB, 512MiB, 80GB or a number of bytes.",
+      option, text));
 }
 
 std::string show_byte_size(std::int64_t bytes) {

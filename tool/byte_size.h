@@ -11,9 +11,9 @@
 
 namespace leapquant::tool {
 
-// "24GiB", "24G", "512MiB", "80GB", "1000": B, KiB, MiB, GiB, TiB (also K, M, G, T alone) are powers
-// of 1,024; KB, MB, GB, TB are powers of 1,000. Fractions are allowed. Throws UsageError that names
-// the option.
+// "24GiB", "24G", "512MiB", "80GB", "1000": B, KiB, MiB, GiB, TiB (also K, M, G, T alone) are
+// powers of 1,024; KB, MB, GB, TB are powers of 1,000. Fractions are allowed. Throws UsageError
+// that names the option.
 std::int64_t parse_byte_size(std::string_view text, std::string_view option);
 // Three digits or more and a binary unit: "512 B", "18.6 KiB", "14.2 MiB".
 std::string show_byte_size(std::int64_t bytes);

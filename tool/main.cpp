@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The command-line tool: finds the verb, runs it, and turns what happens into a sentence and an exit
-// code: 0 done, 1 failed, 2 wrong usage.
+// The command-line tool: finds the verb, runs it, and turns what happens into a sentence and an
+// exit code: 0 done, 1 failed, 2 wrong usage.
 #include <csignal>
 #include <exception>
 #include <filesystem>
@@ -35,7 +35,8 @@ std::string help_hint(const CLI::App& app) {
 
 int run(int count, char** arguments) {
   CLI::App app(
-      "Runs hybrid language models with their recurrent state kept in 8, 6 or 4 bits, and measures\n"
+      "Runs hybrid language models with their recurrent state kept in 8, 6 or 4 bits, and "
+      "measures\n"
       "what that costs and gains.",
       "leapquant");
   app.set_version_flag("--version", std::string("leapquant ") + leapquant_version_string());
@@ -67,7 +68,7 @@ int run(int count, char** arguments) {
     return kWrongUsage;
   }
   try {
-    verbs.at(&deepest(app))();
+    verbs.at (&deepest(app))();
   } catch (const UsageError& error) {
     complain(std::string(error.what()) + " For the options " + help_hint(app));
     return kWrongUsage;
@@ -83,7 +84,8 @@ int guarded(int count, char** arguments) {
   } catch (const runtime::Error& error) {
     complain(error.what());
   } catch (const std::bad_alloc&) {
-    complain("There is not enough memory for this; use fewer prompts at a time or a shorter context.");
+    complain(
+        "There is not enough memory for this; use fewer prompts at a time or a shorter context.");
   } catch (const std::filesystem::filesystem_error& error) {
     complain(std::string("The file system refused: ") + error.what() + ".");
   } catch (const std::exception& error) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a hybrid model needs per sequence and for its weights, known by name (public model families) or
-// read from a checkpoint. Numbers of layers, heads and channels only: sizes of recurrent states come
-// from the library.
+// What a hybrid model needs per sequence and for its weights, known by name (public model families)
+// or read from a checkpoint. Numbers of layers, heads and channels only: sizes of recurrent states
+// come from the library.
 #ifndef LEAPQUANT_TOOL_MODEL_SHAPES_H_
 #define LEAPQUANT_TOOL_MODEL_SHAPES_H_
 

@@ -24,15 +24,16 @@ void StateArguments::add_to(CLI::App& app, const std::string& default_state, boo
       ->check(CLI::IsMember({"window", "step"}));
   window_option_ =
       app.add_option("--window", window_, "tokens per window")->check(CLI::Range(1, 64));
-  rank_option_ = app.add_option("--rank", rank_, "compensators, where they are FP16 (int8, int6, int4)")
-                     ->check(CLI::Range(0, 32));
+  rank_option_ =
+      app.add_option("--rank", rank_, "compensators, where they are FP16 (int8, int6, int4)")
+          ->check(CLI::Range(0, 32));
   app.add_flag("--no-smoothing", no_smoothing_, "no smoothing factor per key row");
   stagger_option_ = app.add_flag("--stagger,!--no-stagger", stagger_,
                                  "spread the ends of the windows over the key heads");
 }
 
-std::vector<runtime::StateFormat> StateArguments::resolve(
-    std::int64_t num_v_heads, std::int64_t num_linear_layers) const {
+std::vector<runtime::StateFormat> StateArguments::resolve(std::int64_t num_v_heads,
+                                                          std::int64_t num_linear_layers) const {
   std::vector<runtime::StateFormat> formats;
   for (const std::string& entry : split_states(state_)) {
     runtime::StateOptions options;

@@ -17,12 +17,12 @@ namespace leapquant::tool {
 
 class StateArguments {
  public:
-  // Adds --state, --policy, --window, --rank, --no-smoothing, --stagger. several: --state takes a list.
-  // default_state must outlive the parse.
+  // Adds --state, --policy, --window, --rank, --no-smoothing, --stagger. several: --state takes a
+  // list. default_state must outlive the parse.
   void add_to(CLI::App& app, const std::string& default_state, bool several);
 
-  // The formats, one per entry of --state. Throws UsageError for text that names no format (it lists
-  // what is allowed) and for options that contradict each other.
+  // The formats, one per entry of --state. Throws UsageError for text that names no format (it
+  // lists what is allowed) and for options that contradict each other.
   std::vector<runtime::StateFormat> resolve(std::int64_t num_v_heads,
                                             std::int64_t num_linear_layers) const;
   std::vector<runtime::StateFormat> resolve(const runtime::ModelConfig& config) const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plain-text tables for people: columns as wide as their widest cell, numbers to the right. Programs
-// use --json.
+// Plain-text tables for people: columns as wide as their widest cell, numbers to the right.
+// Programs use --json.
 #ifndef LEAPQUANT_TOOL_TABLE_H_
 #define LEAPQUANT_TOOL_TABLE_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every verb is: a subcommand with its options and what it does after they are parsed. Each verb
-// lives in a file of its own in verbs/ and is added here by name.
+// What every verb is: a subcommand with its options and what it does after they are parsed. Each
+// verb lives in a file of its own in verbs/ and is added here by name.
 #ifndef LEAPQUANT_TOOL_VERB_H_
 #define LEAPQUANT_TOOL_VERB_H_
 
@@ -13,7 +13,8 @@
 
 namespace leapquant::tool {
 
-// Wrong usage that the option parser cannot see, such as options that exclude each other: exit code 2.
+// Wrong usage that the option parser cannot see, such as options that exclude each other: exit
+// code 2.
 class UsageError : public std::runtime_error {
  public:
   explicit UsageError(const std::string& sentence) : std::runtime_error(sentence) {}

@@ -61,21 +61,21 @@ void print_text(const InspectArguments& arguments, const runtime::ModelConfig& c
                 const std::vector<StateCost>& costs) {
   print(fmt::format("{}: {}, {} layers, hidden size {}, vocabulary {}\n", shape.name,
                     config.model_type, config.num_layers, config.hidden_size, config.vocab_size));
-  print(fmt::format("  recurrent state (Gated DeltaNet): layers {}; {} key heads, {} value heads, "
-                    "{} x {}, convolution of {}\n",
-                    layers_of(config, runtime::LayerKind::kLinearAttention),
-                    config.linear_num_key_heads, config.linear_num_value_heads,
-                    config.linear_key_head_dim, config.linear_value_head_dim,
-                    config.linear_conv_kernel));
+  print(fmt::format(
+      "  recurrent state (Gated DeltaNet): layers {}; {} key heads, {} value heads, "
+      "{} x {}, convolution of {}\n",
+      layers_of(config, runtime::LayerKind::kLinearAttention), config.linear_num_key_heads,
+      config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim,
+      config.linear_conv_kernel));
   print(fmt::format("  full attention: layers {}; {} query heads, {} key-value heads of {}\n",
                     layers_of(config, runtime::LayerKind::kFullAttention),
                     config.num_attention_heads, config.num_key_value_heads, config.head_dim));
-  print(fmt::format("  {} tensors in {} file{}, {}; {} others (vision, multi-token prediction) not "
-                    "used\n\n",
-                    checkpoint.tensors().size(), checkpoint.shards(),
-                    checkpoint.shards() == 1 ? "" : "s",
-                    show_byte_size(static_cast<std::int64_t>(checkpoint.tensor_bytes())),
-                    checkpoint.skipped_tensors()));
+  print(fmt::format(
+      "  {} tensors in {} file{}, {}; {} others (vision, multi-token prediction) not "
+      "used\n\n",
+      checkpoint.tensors().size(), checkpoint.shards(), checkpoint.shards() == 1 ? "" : "s",
+      show_byte_size(static_cast<std::int64_t>(checkpoint.tensor_bytes())),
+      checkpoint.skipped_tensors()));
   Table tensors({"tensor", "type and shape", ">count", ">bytes"});
   std::map<std::pair<std::string, std::string>, TensorKind> kinds;
   for (const auto& [name, view] : checkpoint.tensors()) {
@@ -101,10 +101,10 @@ void print_text(const InspectArguments& arguments, const runtime::ModelConfig& c
                fmt::format("1/{:.2f}", 4 * elements / boundary)});
   }
   print(table.text());
-  print(fmt::format("\nBeside it: convolution states {} bytes (BF16), KV cache {} bytes per token "
-                    "(BF16).\n",
-                    show_count(shape.convolution_bytes()),
-                    show_count(2 * shape.kv_elements_per_token)));
+  print(fmt::format(
+      "\nBeside it: convolution states {} bytes (BF16), KV cache {} bytes per token "
+      "(BF16).\n",
+      show_count(shape.convolution_bytes()), show_count(2 * shape.kv_elements_per_token)));
 }
 
 void print_object(const runtime::ModelConfig& config, const runtime::Checkpoint& checkpoint,

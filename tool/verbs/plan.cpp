@@ -54,38 +54,36 @@ std::string show_more(std::int64_t requests, std::int64_t reference) {
 
 void print_table(const ModelShape& model, const PlanOptions& options,
                  const std::vector<CachePlan>& plans, const CachePlan& reference) {
-  print(fmt::format("{}: weights {}, {} recurrent layers of {} heads {} x {}, {} attention layers\n",
-                    model.name, show_byte_size(model.weight_bytes), model.linear_layers,
-                    model.linear.num_v_heads, model.linear.head_k_dim, model.linear.head_v_dim,
-                    model.full_layers));
-  print(fmt::format("memory {}, context {} tokens per request ({} of KV cache, BF16), "
-                    "convolution state {}",
-                    show_byte_size(options.memory_bytes), show_count(options.context),
-                    show_byte_size(reference.kv_bytes),
-                    show_byte_size(reference.convolution_bytes)));
-  print(options.checkpoint_every > 0
-            ? fmt::format(", a checkpoint every {} tokens\n\n",
-                          show_count(options.checkpoint_every))
-            : std::string(", no checkpoints\n\n"));
+  print(fmt::format(
+      "{}: weights {}, {} recurrent layers of {} heads {} x {}, {} attention layers\n", model.name,
+      show_byte_size(model.weight_bytes), model.linear_layers, model.linear.num_v_heads,
+      model.linear.head_k_dim, model.linear.head_v_dim, model.full_layers));
+  print(
+      fmt::format("memory {}, context {} tokens per request ({} of KV cache, BF16), "
+                  "convolution state {}",
+                  show_byte_size(options.memory_bytes), show_count(options.context),
+                  show_byte_size(reference.kv_bytes), show_byte_size(reference.convolution_bytes)));
+  print(options.checkpoint_every > 0 ? fmt::format(", a checkpoint every {} tokens\n\n",
+                                                   show_count(options.checkpoint_every))
+                                     : std::string(", no checkpoints\n\n"));
   Table table({"state", "policy", ">state", ">window", ">metadata", ">checkpoints", ">request",
                ">requests", ">more", ">cache saved"});
   for (const CachePlan& plan : plans) {
-    table.add({plan.state.state, plan.state.policy, show_byte_size(plan.state.bytes.boundary),
-               show_byte_size(plan.state.bytes.window),
-               show_byte_size(plan.state.bytes.metadata),
-               plan.checkpoints == 0
-                   ? std::string("-")
-                   : fmt::format("{} x {}", plan.checkpoints,
-                                 show_byte_size(plan.checkpoint_bytes)),
-               show_byte_size(plan.request_bytes), show_count(plan.requests),
-               show_more(plan.requests, reference.requests),
-               options.checkpoint_every > 0
-                   ? fmt::format("{:.1f} %", 100 * cache_saving(plan, reference))
-                   : std::string("-")});
+    table.add(
+        {plan.state.state, plan.state.policy, show_byte_size(plan.state.bytes.boundary),
+         show_byte_size(plan.state.bytes.window), show_byte_size(plan.state.bytes.metadata),
+         plan.checkpoints == 0
+             ? std::string("-")
+             : fmt::format("{} x {}", plan.checkpoints, show_byte_size(plan.checkpoint_bytes)),
+         show_byte_size(plan.request_bytes), show_count(plan.requests),
+         show_more(plan.requests, reference.requests),
+         options.checkpoint_every > 0 ? fmt::format("{:.1f} %", 100 * cache_saving(plan, reference))
+                                      : std::string("-")});
   }
   print(table.text());
-  print("\n'more' compares with an FP32 state updated at every token. 'cache saved' is the share of\n"
-        "KV cache, convolution state and one checkpoint, taken per checkpoint interval.\n");
+  print(
+      "\n'more' compares with an FP32 state updated at every token. 'cache saved' is the share of\n"
+      "KV cache, convolution state and one checkpoint, taken per checkpoint interval.\n");
 }
 
 void run_plan(const PlanArguments& arguments) {
@@ -96,14 +94,14 @@ void run_plan(const PlanArguments& arguments) {
   options.memory_bytes = parse_byte_size(arguments.memory, "--memory");
   options.context = arguments.context;
   options.checkpoint_every = arguments.checkpoint_every;
-  const ModelShape model = arguments.model.empty() ? known_shape(arguments.shape)
-                                                   : shape_of_checkpoint(arguments.model);
+  const ModelShape model =
+      arguments.model.empty() ? known_shape(arguments.shape) : shape_of_checkpoint(arguments.model);
   runtime::StateOptions fp32;
   fp32.state = "fp32";
   const CachePlan reference = plan_cache(
       model,
-      state_cost(model, runtime::resolve_state(fp32, model.linear.num_v_heads,
-                                               model.linear_layers)),
+      state_cost(model,
+                 runtime::resolve_state(fp32, model.linear.num_v_heads, model.linear_layers)),
       options);
   std::vector<CachePlan> plans;
   for (const auto& format :
@@ -132,7 +130,8 @@ void add_plan(CLI::App& app, Verbs& verbs) {
   verb->add_option("--model", arguments->model, "folder of a checkpoint");
   verb->add_option("--shape", arguments->shape,
                    fmt::format("a model by name: {}", fmt::join(known_shape_names(), ", ")));
-  verb->add_option("--memory", arguments->memory, "memory of the device, such as 24GiB")->required();
+  verb->add_option("--memory", arguments->memory, "memory of the device, such as 24GiB")
+      ->required();
   verb->add_option("--context", arguments->context, "tokens of each request")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();
