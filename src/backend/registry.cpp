@@ -15,11 +15,12 @@ const char* device_name(leapquant_device device) {
   return device == LEAPQUANT_CUDA ? "CUDA" : "CPU";
 }
 
-// Appends "name: reason" to a sentence that lists reasons; a full buffer cuts the list, not a word
-// of the program.
-void append_reason(Sentence* sentence, const char* name, const char* reason) {
+// Appends a backend's reason, which begins with its name. A full buffer cuts the list short.
+void append_reason(Sentence* sentence, const Sentence& reason) {
   const size_t used = std::strlen(sentence->text);
-  std::snprintf(sentence->text + used, sizeof(sentence->text) - used, "; %s: %s", name, reason);
+  const size_t room = sizeof(sentence->text) - used;
+  const int cut = room > 3 ? static_cast<int>(room - 3) : 0;
+  std::snprintf(sentence->text + used, room, "; %.*s", cut, reason.text);
 }
 
 }  // namespace
@@ -37,7 +38,7 @@ Status choose_backend_from(const Backend* const* backends, size_t count, const L
       *chosen = backends[i];
       return LEAPQUANT_OK;
     }
-    append_reason(&reasons, backends[i]->name, why_not.text);
+    append_reason(&reasons, why_not);
   }
   if (!asked) {
     return sentence->say(LEAPQUANT_DEVICE_UNAVAILABLE,

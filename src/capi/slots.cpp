@@ -220,16 +220,19 @@ leapquant_status fill(leapquant_slots* slots) {
   const size_t all_windows =
       static_cast<size_t>(num_windows) * static_cast<size_t>(slots->num_layers);
   const size_t all_heads = all_states * static_cast<size_t>(heads);
+  // Address space first: a budget that no host can serve is refused before anything is touched.
+  if (!slots->states.reserve(all_states * static_cast<size_t>(l.state_bytes)) ||
+      !slots->windows.reserve(all_windows * static_cast<size_t>(l.window.bytes)) ||
+      !slots->bases.reserve(all_heads * sizeof(int32_t)) ||
+      !slots->health.reserve(all_heads * sizeof(leapquant_health))) {
+    return refuse_memory(slots->budget);
+  }
   slots->entries.reset(new (std::nothrow) Entry[static_cast<size_t>(num_states)]);
   slots->window_next.reset(new (std::nothrow) int32_t[static_cast<size_t>(num_windows) + 1]);
   slots->workspace_bytes = leapquant::capi::workspace_bytes(*slots->layout, 1, 1);
   slots->workspace.reset(static_cast<std::byte*>(
       ::operator new(slots->workspace_bytes, std::align_val_t{64}, std::nothrow)));
-  if (slots->entries == nullptr || slots->window_next == nullptr || slots->workspace == nullptr ||
-      !slots->states.reserve(all_states * static_cast<size_t>(l.state_bytes)) ||
-      !slots->windows.reserve(all_windows * static_cast<size_t>(l.window.bytes)) ||
-      !slots->bases.reserve(all_heads * sizeof(int32_t)) ||
-      !slots->health.reserve(all_heads * sizeof(leapquant_health))) {
+  if (slots->entries == nullptr || slots->window_next == nullptr || slots->workspace == nullptr) {
     return refuse_memory(slots->budget);
   }
   for (int32_t i = slots->num_states - 1; i >= 0; --i) {

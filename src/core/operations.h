@@ -16,7 +16,7 @@ struct Backend {
   const char* name;  // "cpu", "reference", "cuda"
   leapquant_device device;
   const char* (*target)();  // SIMD target or device, for reports
-  // OK, or UNSUPPORTED with the reason.
+  // OK, or UNSUPPORTED with the reason, which begins with the backend's name.
   Status (*accepts)(const Layout& layout, Sentence* why_not);
   // Bytes of scratch per worker, and per sequence of a call.
   size_t (*workspace_per_worker)(const Layout& layout);
