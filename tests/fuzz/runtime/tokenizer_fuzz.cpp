@@ -39,8 +39,8 @@ Tokenizer fixed_tokenizer() {
       {"type", "Split"},
       {"behavior", "Isolated"},
       {"pattern",
-       {{"Regex",
-         R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}}}};
+       {{"Regex", R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N})"
+                  R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}}}};
   const nlohmann::json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
   const nlohmann::json file = {

@@ -20,7 +20,8 @@ Pieces split(std::string_view pattern, std::string_view text,
 }
 
 constexpr std::string_view kQwen =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N})"
+    R"(| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 TEST(SplitPattern, KeepsMatchesGapsOrBoth) {
   EXPECT_EQ(split("[0-9]+", "a12b3"), (Pieces{"a", "12", "b", "3"}));
