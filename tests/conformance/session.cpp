@@ -16,6 +16,7 @@
 #include "core/numeric.h"
 #include "reference/decode.h"
 #include "reference/fold.h"
+#include "reference/prefill.h"
 
 namespace leapquant::conformance {
 namespace {
@@ -314,6 +315,22 @@ std::vector<Outputs> Session::prefill(const std::vector<Row>& rows,
   args.checkpoints = checkpoints.data();
   args.through = through ? 1 : 0;
   args.status = status_.data();
+
+  oracle_.clear();
+  if (shadow_) {
+    PoolMemory other = memory_;
+    std::vector<int32_t> other_status(rows.size());
+    leapquant_prefill_args other_args = args;
+    other_args.status = other_status.data();
+    std::vector<double> expected(outputs.size());
+    reference::prefill_fp64(layout_, other.pool(), other_args, expected.data());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const auto begin =
+          expected.begin() + static_cast<int64_t>(static_cast<size_t>(offsets[i]) * token_size);
+      oracle_.emplace_back(
+          begin, begin + static_cast<int64_t>(static_cast<size_t>(rows[i].count) * token_size));
+    }
+  }
   finish(backend_.table->prefill(layout_, memory_.pool(), args, call));
 
   std::vector<Outputs> result;

@@ -65,7 +65,8 @@ class Session {
   // Statuses of the last call, one per row.
   const std::vector<int32_t>& status() const { return status_; }
   void set_num_workers(int32_t workers) { num_workers_ = workers; }
-  // Decode calls also run the oracle: the reference on a copy of the pool. See oracle().
+  // Decode and prefill calls also run the oracle: the reference on a copy of the pool. See
+  // oracle().
   void shadow(bool on) { shadow_ = on; }
   // FP64 outputs of the last shadowed call per row, [count, HV, V].
   const std::vector<std::vector<double>>& oracle() const { return oracle_; }
