@@ -33,10 +33,10 @@ Backend backend(const char* name, leapquant_device device,
 
 class Choice : public ::testing::Test {
  protected:
-  Status choose(std::initializer_list<const Backend*> list, leapquant_device device) {
+  Status choose(std::initializer_list<const Backend*> list, leapquant_device where) {
     chosen = nullptr;
     sentence = {};
-    return choose_backend_from(list.begin(), list.size(), layout, device, &chosen, &sentence);
+    return choose_backend_from(list.begin(), list.size(), layout, where, &chosen, &sentence);
   }
 
   Layout layout;
