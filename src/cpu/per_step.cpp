@@ -38,6 +38,7 @@ struct StepScratch {
   float* correction;     // [V']
   float* read;           // [V']
   float* output;         // [V']
+  float* ordered[3];     // [V'] each, in column order: correction and two sums
   float* state;          // [K, V] of formats that are not advanced in place
   float* encode;
 };
@@ -130,37 +131,42 @@ void advance_token(const StepHead& head, int32_t t, T* state, const StepScratch&
 
   // Reads of the state before the token: the first sub-step's, and the output's where it needs no
   // later state or where its only later part is <k, q> u.
+  float* correction = scratch.ordered[0];
+  float* read = scratch.ordered[1];
+  float* output = scratch.ordered[2];
   const float* first = given ? read_keys : scratch.decayed_key;
   const float* query = before_update ? q : scratch.decayed_query;
   const bool output_first = before_update || (delta && n == 1);
   if (delta && output_first) {
     const float* x[2] = {first, query};
-    float* reads[2] = {scratch.read, scratch.output};
+    float* reads[2] = {read, output};
     read_pass<2>(state, k_dim, v_dim, x, reads, ahead);
   } else if (delta) {
-    read_pass<1>(state, k_dim, v_dim, &first, &scratch.read, ahead);
+    read_pass<1>(state, k_dim, v_dim, &first, &read, ahead);
   } else if (output_first) {
-    read_pass<1>(state, k_dim, v_dim, &query, &scratch.output, ahead);
+    read_pass<1>(state, k_dim, v_dim, &query, &output, ahead);
   }
 
   for (int32_t j = 0; j < n; ++j) {
     const float* key = keys + j * key_stride;
     const float* decay = j == 0 ? scratch.decay : scratch.ones;
+    if (delta) from_column_order<T>(read, v_dim, scratch.read);
     correct(values + j * value_stride, delta ? scratch.read : nullptr, betas[j], v_dim,
             scratch.correction);
+    to_column_order<T>(scratch.correction, v_dim, correction);
     UpdateSums not_last;
     UpdateSums& figures = j + 1 == n ? sums : not_last;
     if (j + 1 < n && delta) {
-      update_pass<true>(state, k_dim, v_dim, decay, key, scratch.correction,
-                        read_keys + (j + 1) * key_stride, scratch.read, figures, ahead);
+      update_pass<true>(state, k_dim, v_dim, decay, key, correction,
+                        read_keys + (j + 1) * key_stride, read, figures, ahead);
     } else if (j + 1 == n && !output_first) {
-      update_pass<true>(state, k_dim, v_dim, decay, key, scratch.correction, q, scratch.output,
-                        figures, ahead);
+      update_pass<true>(state, k_dim, v_dim, decay, key, correction, q, output, figures, ahead);
     } else {
-      update_pass<false>(state, k_dim, v_dim, decay, key, scratch.correction, nullptr, nullptr,
-                         figures, ahead);
+      update_pass<false>(state, k_dim, v_dim, decay, key, correction, nullptr, nullptr, figures,
+                         ahead);
     }
   }
+  from_column_order<T>(output, v_dim, scratch.output);
 
   if (output_first && !before_update) {  // one sub-step: o = S^T (a . q) + <k, q> u
     float product = 0.0f;
@@ -173,17 +179,17 @@ void advance_token(const StepHead& head, int32_t t, T* state, const StepScratch&
   }
 }
 
-// Passes over the state per token, and from them how much of `next` a vector's worth of one
-// touches.
+// Passes over the state per token, and from them how much of `next` a row of a unit touches.
+template <class T>
 Ahead ahead_of(const StepHead& head) {
   const leapquant_shape& shape = head.layout->shape;
   const bool fused = shape.delta_rule == 0 && head.inputs->read_before_update == 0;
   const int64_t passes = shape.sub_steps + (fused ? 0 : 1);
-  const int64_t vectors =
-      passes * (shape.head_k_dim / kPassRows) * std::max(1, shape.head_v_dim / kLanes);
+  const int64_t units =
+      passes * shape.head_k_dim * std::max(1, shape.head_v_dim / UnitsOf<T>::Unit::kColumns);
   Ahead ahead;
   ahead.at = reinterpret_cast<const char*>(head.next);
-  ahead.step = static_cast<size_t>((head.next_bytes + vectors - 1) / vectors);
+  ahead.step = static_cast<size_t>((head.next_bytes + units - 1) / units);
   return ahead;
 }
 
@@ -211,14 +217,18 @@ void advance_in_place(const StepHead& head, const StepScratch& scratch, const Ou
   const leapquant_shape& shape = head.layout->shape;
   const int64_t count = int64_t{shape.head_k_dim} * shape.head_v_dim;
   T* state = reinterpret_cast<T*>(head.boundary);
-  Ahead next = ahead_of(head);
+  Ahead next = ahead_of<T>(head);
   for (int32_t t = 0; t < head.num_tokens; ++t) {
     Ahead none;
     UpdateSums sums;
     advance_token(head, t, state, scratch, t + 1 == head.num_tokens ? next : none, sums);
     output.store(t, scratch.output);
-    const float energy = sum_of_lanes(hn::Load(d, sums.energy)) + 0.0f;
-    const bool bad = !std::isfinite(energy) && clear_non_finite(state, count);
+    // An entry that is not finite shows in the output of a pass that reads what it leaves, and in
+    // the total of one that does not.
+    const float energy = sum_of_lanes(hn::Load(d, sums.energy));
+    float total = energy + sum_of_lanes(hn::Load(d, sums.total));
+    for (int32_t c = 0; c < shape.head_v_dim; ++c) total += scratch.output[c];
+    const bool bad = !std::isfinite(total) && clear_non_finite(state, count);
     if (head.health == nullptr) continue;
     head.health->residual_max = 0.0f;
     head.health->compensator_energy = 0.0f;
@@ -294,6 +304,7 @@ size_t carve(const Layout& layout, std::byte* start, StepScratch* scratch) {
   scratch->correction = take(rows_of(1, v));
   scratch->read = take(rows_of(1, v));
   scratch->output = take(rows_of(1, v));
+  for (float*& ordered : scratch->ordered) ordered = take(rows_of(1, v));
   size_t encode = 0;
   bool encoded = false;
   for (const BoundaryLayout& head : layout.classes) {

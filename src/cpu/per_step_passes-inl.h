@@ -3,6 +3,12 @@
 // Passes over one head's state [K, V] in FP32 or BF16, in place: reads by one or two vectors, and
 // the rank-one update with a read of what it leaves. Four rows at a time, so that the sums over
 // rows stay in L1 and the state streams. Knows nothing of tokens, slots or formats.
+//
+// Columns are walked in units of one or two vectors. The two of a BF16 state are
+// the even and the odd columns of a stretch, which are the low and the high halves of 32-bit words
+// and so need no shuffling. Vectors over columns (corrections, sums) are handed over in that order,
+// the "column order" of the state's type; what is left of a row comes in vectors of four, in plain
+// order.
 #include "hwy/highway.h"
 
 #if defined(LEAPQUANT_CPU_PER_STEP_PASSES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -14,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/numbers-inl.h"
 
@@ -22,72 +29,198 @@ namespace leapquant::cpu::HWY_NAMESPACE {
 
 inline constexpr int32_t kPassRows = 4;  // K is a multiple of it
 
-// Rows of 4 entries and more are walked in whole vectors, the rest in vectors of 4.
 using TailTag = hn::CappedTag<float, 4>;
 
 template <class D>
-HWY_INLINE hn::Vec<D> load_state(D d, const float* p) {
-  return hn::LoadU(d, p);
-}
+using Words = hn::RebindToUnsigned<D>;
+
+// float_to_bf16 of numbers, in the low 16 bits; NaN is not kept (the caller finds it otherwise).
 template <class D>
-HWY_INLINE hn::Vec<D> load_state(D d, const uint16_t* p) {
-  const hn::RebindToUnsigned<D> bits;
-  const hn::Rebind<uint16_t, D> half;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(bits, hn::LoadU(half, p))));
+HWY_INLINE hn::Vec<Words<D>> rounded_bits(D d, hn::Vec<D> value) {
+  const Words<D> words;
+  const auto raw = hn::BitCast(words, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(raw), hn::Set(words, 1u));
+  (void)d;
+  return hn::Add(hn::Add(raw, hn::Set(words, 0x7fffu)), odd);
 }
 
-// Stores and returns what was stored. BF16: round half to even; NaN is not kept (the caller finds
-// non-finite values in the sums).
-template <class D>
-HWY_INLINE hn::Vec<D> store_state(D d, hn::Vec<D> value, float* p) {
-  hn::StoreU(value, d, p);
-  return value;
-}
-template <class D>
-HWY_INLINE hn::Vec<D> store_state(D d, hn::Vec<D> value, uint16_t* p) {
-  const hn::RebindToUnsigned<D> bits;
-  const hn::RebindToSigned<D> integers;
-  const hn::Rebind<uint16_t, D> half;
-  const auto raw = hn::BitCast(bits, value);
-  const auto odd = hn::And(hn::ShiftRight<16>(raw), hn::Set(bits, 1u));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(raw, hn::Set(bits, 0x7fffu)), odd));
-  hn::StoreU(hn::DemoteTo(half, hn::BitCast(integers, rounded)), half, p);
-  return hn::BitCast(d, hn::ShiftLeft<16>(rounded));
+// Keeps a loaded vector in its register: GCC would rather load it again for every sum that it
+// enters, and the reads are bound by loads.
+template <class V>
+HWY_INLINE void keep_in_register(V& value) {
+#if HWY_COMPILER_GCC_ACTUAL && HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  asm("" : "+v"(value.raw));
+#else
+  (void)value;
+#endif
 }
 
-// Memory that will be needed next, touched a little with every vector of a pass.
-struct Ahead {
-  const char* at = nullptr;
-  size_t step = 0;  // bytes per vector of four rows
-
-  HWY_INLINE void touch() {
-    for (size_t offset = 0; offset < step; offset += 64) __builtin_prefetch(at + offset, 1, 2);
-    at += step;
+// One unit of columns: how it is read and written, and how many columns and vectors it has. store
+// leaves in `value` what was stored.
+struct Fp32Unit {
+  using Element = float;
+  using Tag = FloatTag;
+  static constexpr int32_t kVectors = kLanes < 16 ? 2 : 1;
+  static constexpr int32_t kColumns = kVectors * kLanes;
+  static HWY_INLINE void load(const float* p, FloatVec* value) {
+    for (int32_t v = 0; v < kVectors; ++v) value[v] = hn::LoadU(FloatTag(), p + v * kLanes);
+  }
+  static HWY_INLINE void store(FloatVec* value, float* p) {
+    for (int32_t v = 0; v < kVectors; ++v) hn::StoreU(value[v], FloatTag(), p + v * kLanes);
   }
 };
 
-// sums[r] [V] += S^T x[r] for the four rows from `row`; kReads is 1 or 2.
-template <int32_t kReads, class D, class T>
-HWY_INLINE void read_columns(D d, const T* HWY_RESTRICT rows, int32_t v_dim, int32_t& column,
-                             const float* const* x, float* const* sums, Ahead& ahead) {
-  const int32_t lanes = static_cast<int32_t>(hn::Lanes(d));
-  hn::Vec<D> weight[kReads][kPassRows];
+struct Bf16Unit {
+  using Element = uint16_t;
+  using Tag = FloatTag;
+  static constexpr int32_t kVectors = 2;
+  static constexpr int32_t kColumns = 2 * kLanes;
+  static HWY_INLINE void load(const uint16_t* p, FloatVec* value) {
+    const FloatTag d;
+    const Words<FloatTag> words;
+    const auto pairs = hn::BitCast(words, hn::LoadU(hn::Repartition<uint16_t, FloatTag>(), p));
+    value[0] = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
+    value[1] = hn::BitCast(d, hn::And(pairs, hn::Set(words, 0xffff0000u)));
+  }
+  static HWY_INLINE void store(FloatVec* value, uint16_t* p) {
+    const FloatTag d;
+    const Words<FloatTag> words;
+    const auto even = hn::ShiftRight<16>(rounded_bits(d, value[0]));
+    const auto odd = hn::And(rounded_bits(d, value[1]), hn::Set(words, 0xffff0000u));
+    const hn::Repartition<uint16_t, FloatTag> halves;
+    hn::StoreU(hn::BitCast(halves, hn::Or(even, odd)), halves, p);
+    value[0] = hn::BitCast(d, hn::ShiftLeft<16>(even));
+    value[1] = hn::BitCast(d, odd);
+  }
+};
+
+struct Fp32Tail {
+  using Element = float;
+  using Tag = TailTag;
+  static constexpr int32_t kVectors = 1;
+  static constexpr int32_t kColumns = static_cast<int32_t>(hn::MaxLanes(TailTag()));
+  static HWY_INLINE void load(const float* p, hn::Vec<TailTag>* value) {
+    value[0] = hn::LoadU(TailTag(), p);
+  }
+  static HWY_INLINE void store(hn::Vec<TailTag>* value, float* p) {
+    hn::StoreU(value[0], TailTag(), p);
+  }
+};
+
+struct Bf16Tail {
+  using Element = uint16_t;
+  using Tag = TailTag;
+  static constexpr int32_t kVectors = 1;
+  static constexpr int32_t kColumns = static_cast<int32_t>(hn::MaxLanes(TailTag()));
+  static HWY_INLINE void load(const uint16_t* p, hn::Vec<TailTag>* value) {
+    const hn::Rebind<uint16_t, TailTag> half;
+    const Words<TailTag> words;
+    value[0] = hn::BitCast(TailTag(), hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(half, p))));
+  }
+  static HWY_INLINE void store(hn::Vec<TailTag>* value, uint16_t* p) {
+    const hn::Rebind<uint16_t, TailTag> half;
+    const auto bits = hn::ShiftRight<16>(rounded_bits(TailTag(), value[0]));
+    hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<TailTag>(), bits)), half, p);
+    value[0] = hn::BitCast(TailTag(), hn::ShiftLeft<16>(bits));
+  }
+};
+
+template <class T>
+struct UnitsOf {
+  using Unit = Fp32Unit;
+  using Tail = Fp32Tail;
+};
+template <>
+struct UnitsOf<uint16_t> {
+  using Unit = Bf16Unit;
+  using Tail = Bf16Tail;
+};
+
+// Plain order [V] to the column order of state type T, and back; `to` has room for padded(V).
+template <class T>
+HWY_INLINE void to_column_order(const float* HWY_RESTRICT plain, int32_t v_dim,
+                                float* HWY_RESTRICT to) {
+  const FloatTag d;
+  int32_t c = 0;
+  for (; sizeof(T) == 2 && c + 2 * kLanes <= v_dim; c += 2 * kLanes) {
+    FloatVec even;
+    FloatVec odd;
+    hn::LoadInterleaved2(d, plain + c, even, odd);
+    hn::StoreU(even, d, to + c);
+    hn::StoreU(odd, d, to + c + kLanes);
+  }
+  std::memcpy(to + c, plain + c, static_cast<size_t>(v_dim - c) * sizeof(float));
+}
+
+template <class T>
+HWY_INLINE void from_column_order(const float* HWY_RESTRICT ordered, int32_t v_dim,
+                                  float* HWY_RESTRICT plain) {
+  const FloatTag d;
+  int32_t c = 0;
+  for (; sizeof(T) == 2 && c + 2 * kLanes <= v_dim; c += 2 * kLanes) {
+    hn::StoreInterleaved2(hn::LoadU(d, ordered + c), hn::LoadU(d, ordered + c + kLanes), d,
+                          plain + c);
+  }
+  std::memcpy(plain + c, ordered + c, static_cast<size_t>(v_dim - c) * sizeof(float));
+}
+
+// Memory that will be needed next, touched a little with every unit.
+struct Ahead {
+  const char* at = nullptr;
+  size_t step = 0;  // bytes per row of a unit; 0: nothing to touch
+
+  template <int32_t kRows>
+  HWY_INLINE void touch() {
+    if (step == 0) return;
+    const size_t bytes = step * kRows;
+    __builtin_prefetch(at, 1, 2);
+    for (size_t offset = 64; offset < bytes; offset += 64) __builtin_prefetch(at + offset, 1, 2);
+    at += bytes;
+  }
+};
+
+// sums[r] += S^T x[r] over the four rows from `rows`, from `column` on.
+template <class Unit, int32_t kReads>
+HWY_INLINE void read_columns(const typename Unit::Element* HWY_RESTRICT rows, int32_t v_dim,
+                             int32_t& column, const float* const* x, float* const* sums,
+                             Ahead& ahead) {
+  const typename Unit::Tag d;
+  using V = hn::Vec<typename Unit::Tag>;
+  constexpr int32_t kVectors = Unit::kVectors;
+  constexpr int32_t kWidth = Unit::kColumns / kVectors;
+  V weight[kReads][kPassRows];
   for (int32_t r = 0; r < kReads; ++r) {
     for (int32_t i = 0; i < kPassRows; ++i) weight[r][i] = hn::Set(d, x[r][i]);
   }
-  for (; column + lanes <= v_dim; column += lanes) {
-    ahead.touch();
-    hn::Vec<D> sum[kReads];
-    for (int32_t r = 0; r < kReads; ++r) sum[r] = hn::LoadU(d, sums[r] + column);
-    for (int32_t i = 0; i < kPassRows; ++i) {
-      const hn::Vec<D> s = load_state(d, rows + static_cast<size_t>(i) * v_dim + column);
-      for (int32_t r = 0; r < kReads; ++r) sum[r] = hn::MulAdd(weight[r][i], s, sum[r]);
+  Ahead touching = ahead;  // a copy, so that its pointer stays in a register
+  for (; column + Unit::kColumns <= v_dim; column += Unit::kColumns) {
+    touching.touch<kPassRows>();
+    V sum[kReads][kVectors];
+    for (int32_t r = 0; r < kReads; ++r) {
+      for (int32_t v = 0; v < kVectors; ++v) {
+        sum[r][v] = hn::LoadU(d, sums[r] + column + v * kWidth);
+      }
     }
-    for (int32_t r = 0; r < kReads; ++r) hn::StoreU(sum[r], d, sums[r] + column);
+    for (int32_t i = 0; i < kPassRows; ++i) {
+      V s[kVectors];
+      Unit::load(rows + static_cast<size_t>(i) * v_dim + column, s);
+      for (int32_t v = 0; v < kVectors; ++v) keep_in_register(s[v]);
+      for (int32_t r = 0; r < kReads; ++r) {
+        for (int32_t v = 0; v < kVectors; ++v) {
+          sum[r][v] = hn::MulAdd(weight[r][i], s[v], sum[r][v]);
+        }
+      }
+    }
+    for (int32_t r = 0; r < kReads; ++r) {
+      for (int32_t v = 0; v < kVectors; ++v) {
+        hn::StoreU(sum[r][v], d, sums[r] + column + v * kWidth);
+      }
+    }
   }
+  ahead = touching;
 }
 
-// sums[r] [V] = state^T x[r], x[r] [K].
+// sums[r] [V] = state^T x[r] in column order; x[r] [K].
 template <int32_t kReads, class T>
 HWY_INLINE void read_pass(const T* state, int32_t k_dim, int32_t v_dim, const float* const* x,
                           float* const* sums, Ahead& ahead) {
@@ -99,57 +232,94 @@ HWY_INLINE void read_pass(const T* state, int32_t k_dim, int32_t v_dim, const fl
     const float* weights[kReads];
     for (int32_t r = 0; r < kReads; ++r) weights[r] = x[r] + row;
     int32_t column = 0;
-    read_columns<kReads>(FloatTag(), rows, v_dim, column, weights, sums, ahead);
-    read_columns<kReads>(TailTag(), rows, v_dim, column, weights, sums, ahead);
+    read_columns<typename UnitsOf<T>::Unit, kReads>(rows, v_dim, column, weights, sums, ahead);
+    read_columns<typename UnitsOf<T>::Tail, kReads>(rows, v_dim, column, weights, sums, ahead);
   }
 }
 
-// What an update leaves to know about the state, lane by lane.
+// What an update leaves to know about the state, lane by lane. A sum over the rows of a unit is
+// made first, so that only one addition per unit waits for the one before.
 struct UpdateSums {
-  alignas(64) float energy[16] = {};  // squares; not finite when an entry is not (or its square)
-  alignas(64) float error[16] = {};   // squared roundings to BF16
+  alignas(64) float total[16] = {};   // FP32 without a read: entries; not finite when one is not
+  alignas(64) float energy[16] = {};  // BF16: squares; not finite when an entry is not
+  alignas(64) float error[16] = {};   // BF16: squared roundings
 };
 
-template <bool kRead, class D, class T>
-HWY_INLINE void update_columns(D d, T* HWY_RESTRICT rows, int32_t v_dim, int32_t& column,
-                               const float* decay, const float* key, const float* x,
-                               const float* HWY_RESTRICT correction, float* HWY_RESTRICT sums,
-                               UpdateSums& figures, Ahead& ahead) {
-  const int32_t lanes = static_cast<int32_t>(hn::Lanes(d));
-  hn::Vec<D> factor[kPassRows];
-  hn::Vec<D> weight[kPassRows];
-  hn::Vec<D> read[kPassRows];
-  for (int32_t i = 0; i < kPassRows; ++i) {
+template <class Unit, bool kRead, int32_t kRows>
+HWY_INLINE void update_columns(typename Unit::Element* HWY_RESTRICT rows, int32_t v_dim,
+                               int32_t& column, const float* decay, const float* key,
+                               const float* x, const float* HWY_RESTRICT correction,
+                               float* HWY_RESTRICT sums, UpdateSums& figures, Ahead& ahead) {
+  const typename Unit::Tag d;
+  using V = hn::Vec<typename Unit::Tag>;
+  constexpr bool kRounds = sizeof(typename Unit::Element) == 2;
+  constexpr int32_t kVectors = Unit::kVectors;
+  constexpr int32_t kWidth = Unit::kColumns / kVectors;
+  V factor[kRows];
+  V weight[kRows];
+  V read[kRows];
+  for (int32_t i = 0; i < kRows; ++i) {
     factor[i] = hn::Set(d, decay[i]);
     weight[i] = hn::Set(d, key[i]);
     if constexpr (kRead) read[i] = hn::Set(d, x[i]);
   }
-  hn::Vec<D> energy = hn::Load(d, figures.energy);
-  hn::Vec<D> error = hn::Load(d, figures.error);
-  for (; column + lanes <= v_dim; column += lanes) {
-    ahead.touch();
-    const hn::Vec<D> u = hn::LoadU(d, correction + column);
-    hn::Vec<D> sum = hn::Zero(d);
-    if constexpr (kRead) sum = hn::LoadU(d, sums + column);
-    for (int32_t i = 0; i < kPassRows; ++i) {
-      T* at = rows + static_cast<size_t>(i) * v_dim + column;
-      const hn::Vec<D> s = hn::MulAdd(weight[i], u, hn::Mul(factor[i], load_state(d, at)));
-      if constexpr (kRead) sum = hn::MulAdd(read[i], s, sum);
-      energy = hn::MulAdd(s, s, energy);
-      const hn::Vec<D> stored = store_state(d, s, at);
-      if constexpr (sizeof(T) == 2) {
-        const hn::Vec<D> rounding = hn::Sub(s, stored);
-        error = hn::MulAdd(rounding, rounding, error);
+  Ahead touching = ahead;
+  V total = hn::Load(d, figures.total);
+  V energy = hn::Load(d, figures.energy);
+  V error = hn::Load(d, figures.error);
+  for (; column + Unit::kColumns <= v_dim; column += Unit::kColumns) {
+    touching.touch<kRows>();
+    V u[kVectors];
+    V sum[kVectors];
+    for (int32_t v = 0; v < kVectors; ++v) {
+      u[v] = hn::LoadU(d, correction + column + v * kWidth);
+      if constexpr (kRead) sum[v] = hn::LoadU(d, sums + column + v * kWidth);
+    }
+    V entries = hn::Zero(d);
+    V squares = hn::Zero(d);
+    V roundings = hn::Zero(d);
+    for (int32_t i = 0; i < kRows; ++i) {
+      typename Unit::Element* at = rows + static_cast<size_t>(i) * v_dim + column;
+      V s[kVectors];
+      V exact[kVectors];
+      Unit::load(at, s);
+      for (int32_t v = 0; v < kVectors; ++v) {
+        s[v] = hn::MulAdd(weight[i], u[v], hn::Mul(factor[i], s[v]));
+        exact[v] = s[v];
+        if constexpr (kRead) sum[v] = hn::MulAdd(read[i], s[v], sum[v]);
+        if constexpr (kRounds) {
+          squares = hn::MulAdd(s[v], s[v], squares);
+        } else if constexpr (!kRead) {
+          entries = hn::Add(s[v], entries);
+        }
+      }
+      Unit::store(s, at);
+      for (int32_t v = 0; kRounds && v < kVectors; ++v) {
+        const V rounding = hn::Sub(exact[v], s[v]);
+        roundings = hn::MulAdd(rounding, rounding, roundings);
       }
     }
-    if constexpr (kRead) hn::StoreU(sum, d, sums + column);
+    if constexpr (kRounds) {
+      energy = hn::Add(energy, squares);
+      error = hn::Add(error, roundings);
+    } else if constexpr (!kRead) {
+      total = hn::Add(total, entries);
+    }
+    for (int32_t v = 0; kRead && v < kVectors; ++v) {
+      hn::StoreU(sum[v], d, sums + column + v * kWidth);
+    }
   }
-  hn::Store(energy, d, figures.energy);
-  if constexpr (sizeof(T) == 2) hn::Store(error, d, figures.error);
+  ahead = touching;
+  if constexpr (kRounds) {
+    hn::Store(energy, d, figures.energy);
+    hn::Store(error, d, figures.error);
+  } else if constexpr (!kRead) {
+    hn::Store(total, d, figures.total);
+  }
 }
 
 // state = diag(decay) state + key correction^T, in place; with kRead then sums [V] = state^T x, of
-// the state before it is rounded. decay, key, x [K], correction [V].
+// the state before it is rounded. decay, key, x [K]; correction, sums [V] in column order.
 template <bool kRead, class T>
 HWY_INLINE void update_pass(T* state, int32_t k_dim, int32_t v_dim, const float* decay,
                             const float* key, const float* correction, const float* x, float* sums,
@@ -157,14 +327,16 @@ HWY_INLINE void update_pass(T* state, int32_t k_dim, int32_t v_dim, const float*
   if constexpr (kRead) {
     for (int32_t c = 0; c < v_dim; ++c) sums[c] = 0.0f;
   }
-  for (int32_t row = 0; row < k_dim; row += kPassRows) {
+  // Fewer rows where more has to be kept in registers.
+  constexpr int32_t kRows = kRead || sizeof(T) == 2 ? kPassRows / 2 : kPassRows;
+  for (int32_t row = 0; row < k_dim; row += kRows) {
     T* rows = state + static_cast<size_t>(row) * v_dim;
     const float* weights = kRead ? x + row : nullptr;
     int32_t column = 0;
-    update_columns<kRead>(FloatTag(), rows, v_dim, column, decay + row, key + row, weights,
-                          correction, sums, figures, ahead);
-    update_columns<kRead>(TailTag(), rows, v_dim, column, decay + row, key + row, weights,
-                          correction, sums, figures, ahead);
+    update_columns<typename UnitsOf<T>::Unit, kRead, kRows>(
+        rows, v_dim, column, decay + row, key + row, weights, correction, sums, figures, ahead);
+    update_columns<typename UnitsOf<T>::Tail, kRead, kRows>(
+        rows, v_dim, column, decay + row, key + row, weights, correction, sums, figures, ahead);
   }
 }
 
