@@ -101,5 +101,7 @@ int guarded(int count, char** arguments) {
 int main(int count, char** arguments) {
   // A reader that goes away shows as a failed write, which has a sentence and an exit code.
   std::signal(SIGPIPE, SIG_IGN);
+  // So does a file that grows past the limit of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
   return leapquant::tool::guarded(count, arguments);
 }

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# A recording drifts as the model that made it.
+text="$source/lab/texts/jargon_file.txt"
+"$tool" record --model "$model" --text "$text" --tokens 300 --out r.safetensors --quiet >out || exit 91
+one() { grep -o '"output_errors":[^]]*]' | head -n 1; }
+a="$("$tool" drift --inputs r.safetensors --from 10 --to 300 --every 100 --json --quiet | one)"
+b="$("$tool" drift --model "$model" --text "$text" --tokens 300 --from 10 --to 300 --every 100 --json --quiet | one)"
+must_be_equal errors "$a" "$b"

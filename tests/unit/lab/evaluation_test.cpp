@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pieces of the evaluation that need no model, and the spreading of coarse work.
+#include "lab/evaluation.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <stdexcept>
+#include <vector>
+
+#include "lab/parallel.h"
+
+namespace leapquant::lab {
+namespace {
+
+TEST(Divergence, OfADistributionFromItselfIsZero) {
+  const std::vector<float> logits = {1, -3, 0.5F, 80};
+  EXPECT_EQ(divergence(logits, logits), 0);
+  std::vector<float> shifted = logits;
+  for (float& x : shifted) x += 16;  // exact in FP32
+  EXPECT_NEAR(divergence(logits, shifted), 0, 1e-14);
+}
+
+TEST(Divergence, IsTheSumOfItsDefinition) {
+  // p = (1/2, 1/2), q = (1/4, 3/4): log 2 / 2 + log(2/3) / 2.
+  const std::vector<float> p = {0, 0};
+  const std::vector<float> q = {0, static_cast<float>(std::log(3.0))};
+  const double expected = 0.5 * std::log(2.0) + 0.5 * std::log(2.0 / 3.0);
+  EXPECT_NEAR(divergence(p, q), expected, 1e-7);  // log 3 is rounded to FP32
+  EXPECT_GT(std::abs(divergence(q, p) - expected), 1e-3);
+}
+
+TEST(Divergence, TakesLargeLogits) {
+  const std::vector<float> p = {10000, -10000};
+  const std::vector<float> q = {-10000, 10000};
+  EXPECT_NEAR(divergence(p, q), 20000, 1e-6);
+}
+
+runtime::StateFormat format_of(const std::string& text) {
+  runtime::StateOptions options;
+  options.state = text;
+  return runtime::resolve_state(options, 4, 2);
+}
+
+TEST(Names, PolicyIsNoPartOfTheState) {
+  EXPECT_EQ(state_name(format_of("int8")), "int8");
+  EXPECT_EQ(policy_name(format_of("int8")), "window");
+  EXPECT_EQ(state_name(format_of("int8:step")), "int8");
+  EXPECT_EQ(policy_name(format_of("int8:step")), "step");
+  EXPECT_EQ(state_name(format_of("fp32")), "fp32");
+  EXPECT_EQ(policy_name(format_of("fp32")), "step");
+}
+
+TEST(ForEachIndex, CallsEveryIndexOnce) {
+  for (const int threads : {1, 2, 7}) {
+    std::vector<std::atomic<int>> calls(100);
+    for_each_index(100, threads, [&](int i) { ++calls[static_cast<std::size_t>(i)]; });
+    for (const auto& count : calls) EXPECT_EQ(count, 1);
+  }
+  for_each_index(0, 3, [](int) { FAIL(); });
+}
+
+TEST(ForEachIndex, PassesOnTheFirstException) {
+  for (const int threads : {1, 3}) {
+    std::atomic<int> calls{0};
+    EXPECT_THROW(for_each_index(1000, threads,
+                                [&](int i) {
+                                  ++calls;
+                                  if (i == 3) throw std::runtime_error("three");
+                                }),
+                 std::runtime_error);
+    EXPECT_LT(calls, 1000);
+  }
+}
+
+}  // namespace
+}  // namespace leapquant::lab
