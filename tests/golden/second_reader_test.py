@@ -13,10 +13,18 @@ from pathlib import Path
 from saved_state import SavedState
 
 BLOBS = Path(__file__).parent / "blobs"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "FORMAT.md"
 
 
 def values_of(blob: bytes) -> list[float]:
     return [x for matrix in SavedState(blob).states() for row in matrix for x in row]
+
+
+def documented_example() -> bytes:
+    """The hex dump of the worked example: lines of an offset and up to sixteen bytes."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    dump = text.split("```hex\n")[1].split("```")[0]
+    return bytes.fromhex("".join(line[4:] for line in dump.splitlines()))
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +44,9 @@ def main(arguments: list[str]) -> int:
         if worst > 0:
             print(f"{path.name}: a value differs by {worst} from the kept one")
             failures += 1
+    if documented_example() != (BLOBS / "worked_example.blob").read_bytes():
+        print(f"the dump in {DOCUMENT} is not worked_example.blob")
+        failures += 1
     print(f"{len(paths)} blobs read, {failures} failures")
     return 1 if failures else 0
 
