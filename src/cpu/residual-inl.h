@@ -159,6 +159,7 @@ inline uint32_t encode_residual_rows(const BoundaryLayout& layout, float* c, flo
   for (int32_t i = 0; i < k_dim; ++i) {
     const float* row = residual + static_cast<int64_t>(i) * stride;
     auto sum = hn::Zero(d);
+    const float weight = (smooth ? c[i] : 1.0f) * scale;
     for (int32_t j = 0; j < stride; j += kLanes) {
       const auto x = hn::Load(d, row + j);
       auto y = hn::Mul(x, hn::Load(d, inverse + j));
@@ -172,14 +173,12 @@ inline uint32_t encode_residual_rows(const BoundaryLayout& layout, float* c, flo
       hn::StoreU(hn::DemoteTo(ByteTag(), code), ByteTag(), codes + j);
       if (error != nullptr) {
         const auto level = hn::Add(hn::ConvertTo(d, code), offset);
-        const auto miss = hn::NegMulAdd(level, hn::Load(d, step + j), x);
+        const auto miss = hn::Mul(hn::NegMulAdd(level, hn::Load(d, step + j), x),
+                                  hn::Set(d, weight));
         sum = hn::MulAdd(miss, miss, sum);
       }
     }
-    if (error != nullptr) {
-      const float weight = (smooth ? c[i] : 1.0f) * scale;
-      squared += static_cast<double>(sum_of_lanes(sum)) * weight * weight;
-    }
+    squared += static_cast<double>(sum_of_lanes(sum));
     pack_row(codes, v_dim, layout.format.payload_bits,
              payload + static_cast<int64_t>(i) * layout.row_bytes);
   }
