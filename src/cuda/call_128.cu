@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Host side of the kernels for heads of 128 x 128: which layouts and calls they serve, and how a
+// call is laid out over the current device.
+#include <algorithm>
+
+#include "core/packing.h"
+#include "cuda/decode_128.cuh"
+
+namespace leapquant::cuda {
+namespace {
+
+constexpr int32_t kMaxWindowRecords = 32;  // a lane holds one record's log decay
+
+HeadFormat128 head_format(const BoundaryLayout& b) {
+  HeadFormat128 f = {};
+  f.bits = b.format.payload_bits;
+  f.half_levels = b.format.levels == LEAPQUANT_HALF_INTEGERS;
+  f.fp16_scale = b.format.value_scale_type == LEAPQUANT_FP16;
+  f.smoothing = b.format.smoothing;
+  f.num_fp16 = b.format.num_fp16;
+  f.num_int8 = b.format.num_int8;
+  f.num_int4 = b.format.num_int4;
+  f.bytes = static_cast<int32_t>(b.bytes);
+  f.value_scale = static_cast<int32_t>(b.value_scale);
+  f.smoothing_at = static_cast<int32_t>(b.smoothing);
+  f.fp16_keys = static_cast<int32_t>(b.fp16_keys);
+  f.fp16_values = static_cast<int32_t>(b.fp16_values);
+  f.key_scales = static_cast<int32_t>(b.key_scales);
+  f.value_scales = static_cast<int32_t>(b.value_scales);
+  f.int8_keys = static_cast<int32_t>(b.int8_keys);
+  f.int8_values = static_cast<int32_t>(b.int8_values);
+  f.int4_keys = static_cast<int32_t>(b.int4_keys);
+  f.int4_values = static_cast<int32_t>(b.int4_values);
+  f.q_max = static_cast<float>(b.q_max);
+  f.inverse_q = 1.0f / f.q_max;
+  f.scale_steps = b.scale_steps;
+  f.fit_fixed = b.format.fit_start == LEAPQUANT_FIT_FIXED;
+  f.fit_rounds = b.format.fit_rounds;
+  return f;
+}
+
+int64_t bytes_of(int32_t type) { return type == LEAPQUANT_FP32 ? 4 : 2; }
+
+// Strides with 0 resolved. heads = 0: the last axis itself holds `count` heads.
+Rows128 rows_of(const void* data, int32_t type, int64_t sequence, int64_t token, int64_t sub_step,
+                int64_t head, int64_t tokens, int64_t heads, int64_t count) {
+  Rows128 rows = {};
+  rows.data = static_cast<char*>(const_cast<void*>(data));
+  rows.type = type;
+  const int64_t size = bytes_of(type);
+  rows.head_stride = heads == 0 ? 0 : head != 0 ? head : count * size;
+  const int64_t inner = heads == 0 ? count * size : heads * rows.head_stride;
+  const int64_t step = sub_step != 0 ? sub_step : inner;
+  rows.token_stride = token != 0 ? token : step;
+  rows.sequence_stride = sequence != 0 ? sequence : tokens * rows.token_stride;
+  return rows;
+}
+
+Rows128 rows_of(const leapquant_tensor& t, bool sub_steps, int64_t tokens, int64_t heads,
+                int64_t count) {
+  return rows_of(t.data, t.type, t.sequence_stride_bytes, t.token_stride_bytes,
+                 sub_steps ? t.sub_step_stride_bytes : 0, t.head_stride_bytes, tokens, heads,
+                 count);
+}
+
+bool aligned(const Rows128& rows) {
+  const int64_t all = static_cast<int64_t>(reinterpret_cast<uintptr_t>(rows.data)) |
+                      rows.sequence_stride | rows.token_stride | rows.head_stride;
+  return all % 16 == 0;
+}
+
+}  // namespace
+
+Status accepts_decode_128(const Layout& layout, Sentence* why_not) {
+  const leapquant_shape& shape = layout.shape;
+  const Status no = LEAPQUANT_UNSUPPORTED;
+  if (shape.head_k_dim != 128 || shape.head_v_dim != 128) {
+    return why_not->say(no, "cuda/128: heads are %d x %d, not 128 x 128", shape.head_k_dim,
+                        shape.head_v_dim);
+  }
+  if (shape.sub_steps != 1 || layout.per_step) {
+    return why_not->say(no, "cuda/128: only windowed states with one write per token");
+  }
+  if (shape.decay == LEAPQUANT_DECAY_CONSTANT) {
+    return why_not->say(no, "cuda/128: constant decays are served by the general kernels");
+  }
+  if (layout.window_tokens + shape.max_tokens - 1 > kMaxWindowRecords ||
+      layout.window.ring_tokens > kMaxWindowRecords) {
+    return why_not->say(no, "cuda/128: windows of %d tokens, at most %d records are served",
+                        layout.window_tokens, kMaxWindowRecords);
+  }
+  if (layout.classes.size() > 1 && shape.num_v_heads > kMaxHeads128) {
+    return why_not->say(no, "cuda/128: %d heads of several formats, at most %d are served",
+                        shape.num_v_heads, kMaxHeads128);
+  }
+  for (const BoundaryLayout& b : layout.classes) {
+    const int32_t bits = b.format.payload_bits;
+    if (bits != 8 && bits != 6 && bits != 4) {
+      return why_not->say(no, "cuda/128: payload_bits is %d, served are 8, 6 and 4", bits);
+    }
+  }
+  return LEAPQUANT_OK;
+}
+
+bool make_call_128(const Layout& layout, const leapquant_pool& pool,
+                   const leapquant_decode_args& args, Call128* out) {
+  const leapquant_shape& shape = layout.shape;
+  const leapquant_inputs& in = args.inputs;
+  if (in.read_key.data != nullptr || in.read_before_update != 0 || in.bonus != nullptr ||
+      in.skip != nullptr) {
+    return false;
+  }
+  Call128 c = {};
+  c.num_classes = static_cast<int32_t>(layout.classes.size());
+  for (int32_t i = 0; i < c.num_classes; ++i) {
+    c.classes[i] = head_format(layout.classes[static_cast<size_t>(i)]);
+    c.boundary_bytes = std::max(c.boundary_bytes, c.classes[i].bytes);
+  }
+  for (int32_t h = 0; c.num_classes > 1 && h < shape.num_v_heads; ++h) {
+    c.head_class[h] = layout.head_class[static_cast<size_t>(h)];
+    c.head_offset[h] = static_cast<int32_t>(layout.head_offset[static_cast<size_t>(h)] / 16);
+  }
+  c.k_heads = shape.num_k_heads;
+  c.v_heads = shape.num_v_heads;
+  c.group = layout.group;
+  c.ring_tokens = layout.window.ring_tokens;
+  c.window = layout.window_tokens;
+  c.stagger = layout.classes[0].format.stagger;
+  c.first_k_head = shape.first_k_head;
+  c.total_k_heads = shape.total_k_heads;
+  c.stored_decay = layout.window.decay_bytes != 0;
+  c.decay_bytes = layout.window.decay_bytes;
+  c.delta_rule = shape.delta_rule;
+  c.corrections = layout.window.corrections;
+  c.log_decays = layout.window.log_decays;
+  c.key_head_stride = layout.window.key_head_stride;
+  c.correction_head_stride = layout.window.correction_head_stride;
+  c.decay_head_stride = layout.window.decay_head_stride;
+  c.states = static_cast<char*>(pool.states);
+  c.windows = static_cast<char*>(pool.windows);
+  c.base = pool.base;
+  c.health = pool.health;
+  c.state_stride = pool.state_stride_bytes;
+  c.window_stride = pool.window_stride_bytes;
+  c.num_state_slots = pool.num_state_slots;
+  c.num_window_slots = pool.num_window_slots;
+  c.batch = args.batch;
+  c.tokens = args.tokens;
+  c.capacity = layout.window_tokens - 1 + args.tokens - 1;
+  c.state_slots = args.state_slots;
+  c.window_slots = args.window_slots;
+  c.positions = args.positions;
+  c.num_tokens = args.num_tokens;
+  c.status = args.status;
+  const int64_t hk = shape.num_k_heads;
+  const int64_t hv = shape.num_v_heads;
+  c.q = rows_of(in.q, false, args.tokens, hk, 128);
+  c.k = rows_of(in.k, true, args.tokens, hk, 128);
+  c.v = rows_of(in.v, true, args.tokens, hv, 128);
+  const bool vector = shape.decay == LEAPQUANT_DECAY_VECTOR;
+  if (shape.decay != LEAPQUANT_DECAY_NONE) {
+    c.log_decay = vector ? rows_of(in.log_decay, false, args.tokens, hv, 128)
+                         : rows_of(in.log_decay, false, args.tokens, 0, hv);
+  }
+  if (in.beta.data != nullptr) c.beta = rows_of(in.beta, true, args.tokens, 0, hv);
+  const leapquant_output& o = args.output;
+  c.output = rows_of(o.data, o.type, o.sequence_stride_bytes, o.token_stride_bytes, 0,
+                     o.head_stride_bytes, args.tokens, hv, 128);
+  if (!aligned(c.q) || !aligned(c.k) || !aligned(c.v) || !aligned(c.output)) return false;
+  if (vector && !aligned(c.log_decay)) return false;
+  c.gate = in.gate;
+  c.beta_kind = in.beta_kind;
+  c.l2norm = in.qk_l2norm;
+  c.a_log = in.a_log;
+  c.dt_bias = in.dt_bias;
+  c.lower_bound = in.lower_bound;
+  c.beta_scale = in.beta_scale == 0.0f ? 1.0f : in.beta_scale;
+  c.l2norm_eps = in.l2norm_eps == 0.0f ? 1e-6f : in.l2norm_eps;
+  c.q_scale = in.q_scale == 0.0f ? 1.0f : in.q_scale;
+  *out = c;
+  return true;
+}
+
+cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t stream) {
+  const bool vector = layout.shape.decay == LEAPQUANT_DECAY_VECTOR;
+  int device = 0;
+  int processors = 0;
+  int shared = 0;
+  if (cudaError_t e = cudaGetDevice(&device)) return e;
+  if (cudaError_t e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) {
+    return e;
+  }
+  if (cudaError_t e =
+          cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device)) {
+    return e;
+  }
+  if (cudaError_t e = launch_fold_128(call, vector, processors, stream)) return e;
+  // What the fold's block leaves of a multiprocessor; a block of either reserves 1 KiB more.
+  const int32_t left = shared - fold_128_shared_bytes(call, vector) - 1024;
+  const int32_t each = decode_128_shared_bytes(call, vector) + 1024;
+  const int32_t per_processor = std::clamp(left / each, 1, 8);
+  const int64_t total = int64_t{call.batch} * call.v_heads;
+  // Small batches share a head among warps, so that every scheduler has one.
+  const int32_t warps = total >= 4 * processors ? 1 : total >= 2 * processors ? 2 : 4;
+  return launch_decode_128(call, vector, warps, processors * per_processor, true, stream);
+}
+
+}  // namespace leapquant::cuda

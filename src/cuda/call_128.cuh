@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A decode call as the kernels for heads of 128 x 128 see it: one struct by value in the kernel's
+// parameters, filled on the host, and the device's view of sequences: slots, positions, faults.
+// Nothing here reads a state.
+#pragma once
+
+#include <cstdint>
+
+#include "core/layout.h"
+#include "cuda/ptx.cuh"
+
+namespace leapquant::cuda {
+
+inline constexpr int32_t kMaxHeads128 = 256;  // heads whose class and offset fit the parameters
+
+// What the kernels need of a BoundaryLayout (offsets in bytes from the head's start).
+struct HeadFormat128 {
+  int32_t bits, half_levels, fp16_scale, smoothing;
+  int32_t num_fp16, num_int8, num_int4, bytes;
+  int32_t value_scale, smoothing_at, fp16_keys, fp16_values;
+  int32_t key_scales, value_scales, int8_keys, int8_values, int4_keys, int4_values;
+  float q_max, inverse_q, scale_steps;
+  int32_t fit_fixed, fit_rounds;
+};
+
+// Rows of an input or output tensor with every stride resolved.
+struct Rows128 {
+  char* data;
+  int32_t type;
+  int64_t sequence_stride, token_stride, head_stride;
+};
+
+struct Call128 {
+  HeadFormat128 classes[8];
+  uint8_t head_class[kMaxHeads128];
+  int32_t head_offset[kMaxHeads128];  // in 16 bytes
+  int32_t num_classes;                // 1: class 0 for all, offsets are multiples of its bytes
+  // Shape.
+  int32_t k_heads, v_heads, group, ring_tokens, window, stagger, first_k_head, total_k_heads;
+  int32_t stored_decay;  // 1: the window holds log decays
+  int32_t decay_bytes, delta_rule;
+  int64_t corrections, log_decays, key_head_stride, correction_head_stride, decay_head_stride;
+  // Pool.
+  char* states;
+  char* windows;
+  int32_t* base;
+  leapquant_health* health;
+  int64_t state_stride, window_stride;
+  int32_t num_state_slots, num_window_slots;
+  // Call.
+  int32_t batch, tokens, capacity;  // capacity: records that fit the kernel's shared memory
+  const int32_t* state_slots;
+  const int32_t* window_slots;
+  const int32_t* positions;
+  const int32_t* num_tokens;
+  int32_t* status;
+  Rows128 q, k, v, log_decay, beta, output;  // beta.data may be null
+  int32_t gate, beta_kind, l2norm;
+  const float* a_log;
+  const float* dt_bias;
+  float lower_bound, beta_scale, l2norm_eps, q_scale;
+  int32_t boundary_bytes;  // largest head's, a multiple of 16
+};
+
+namespace device_128 {
+
+// exp(x) for x <= 0; relative error about 2^-22 + |x| 2^-24, exactly 0 for -inf and 1 for 0.
+__device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634f); }
+
+__device__ __forceinline__ float sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+}
+
+__device__ __forceinline__ float4 widen(uint2 raw, int32_t type) {
+  if (type == LEAPQUANT_BF16) {
+    return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
+                       __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u));
+  }
+  float4 result;
+  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+      : "=f"(result.x), "=f"(result.y)
+      : "r"(raw.x));
+  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+      : "=f"(result.z), "=f"(result.w)
+      : "r"(raw.y));
+  return result;
+}
+
+__device__ __forceinline__ const char* row_of(const Rows128& rows, int64_t sequence, int32_t token,
+                                              int32_t head) {
+  return rows.data + sequence * rows.sequence_stride + token * rows.token_stride +
+         head * rows.head_stride;
+}
+
+// One element of a row.
+__device__ __forceinline__ float load_one(const char* row, int32_t type, int32_t index) {
+  if (type == LEAPQUANT_FP32) return __ldg(reinterpret_cast<const float*>(row) + index);
+  const uint32_t raw = __ldg(reinterpret_cast<const unsigned short*>(row) + index);
+  return widen(make_uint2(raw, 0), type).x;
+}
+
+// Elements 4 `index` .. 4 `index` + 3; rows are 16-byte aligned.
+__device__ __forceinline__ float4 load_four(const char* row, int32_t type, int32_t index) {
+  if (type == LEAPQUANT_FP32) return __ldg(reinterpret_cast<const float4*>(row) + index);
+  return widen(__ldg(reinterpret_cast<const uint2*>(row) + index), type);
+}
+
+// Log decay of one raw gate input; `bias` is its index in dt_bias.
+__device__ __forceinline__ float gate_of(const Call128& call, float x, int32_t v_head,
+                                         int32_t bias) {
+  if (call.gate == LEAPQUANT_GATE_READY) return x;
+  const float shifted = x + (call.dt_bias != nullptr ? __ldg(call.dt_bias + bias) : 0.0f);
+  const float rate = expf(__ldg(call.a_log + v_head));
+  if (call.gate == LEAPQUANT_GATE_SOFTPLUS) {
+    const float softplus = shifted > 20.0f ? shifted : log1pf(expf(shifted));
+    return softplus == 0.0f || rate == 0.0f ? 0.0f : -rate * softplus;
+  }
+  const float product = shifted == 0.0f || rate == 0.0f ? 0.0f : rate * shifted;
+  return call.lower_bound * sigmoid(product);
+}
+
+__device__ __forceinline__ float beta_of(const Call128& call, float x) {
+  return call.beta_kind == LEAPQUANT_BETA_SIGMOID ? call.beta_scale * sigmoid(x) : x;
+}
+
+__device__ __forceinline__ const HeadFormat128& format_of(const Call128& call, int32_t v_head) {
+  return call.classes[call.num_classes == 1 ? 0 : call.head_class[v_head]];
+}
+
+__device__ __forceinline__ char* boundary_of(const Call128& call, int32_t slot, int32_t v_head) {
+  const int64_t offset = call.num_classes == 1 ? int64_t{v_head} * call.classes[0].bytes
+                                               : int64_t{call.head_offset[v_head]} * 16;
+  return call.states + slot * call.state_stride + offset;
+}
+
+// Last boundary of a head at or below `position`.
+__device__ __forceinline__ int32_t last_boundary_of(const Call128& call, int32_t v_head,
+                                                    int32_t position) {
+  const int32_t k_head = call.first_k_head + v_head / call.group;
+  const int32_t offset = call.stagger ? k_head * call.window / call.total_k_heads : 0;
+  const int32_t distance = position - offset;
+  const int32_t remainder = distance % call.window;
+  return position - (remainder < 0 ? remainder + call.window : remainder);
+}
+
+struct Sequence128 {
+  int32_t slot, window_slot, position, tokens;
+  bool alive;  // rows to compute; false: only zeros to write
+};
+
+// Bits that show a non-finite 16-bit pair or 32-bit word: (word & mask) + one carries into `sign`.
+struct FiniteTest {
+  uint32_t mask, one, sign;
+};
+__device__ __forceinline__ FiniteTest finite_test(int32_t type) {
+  if (type == LEAPQUANT_BF16) return {0x7f807f80u, 0x00800080u, 0x80008000u};
+  if (type == LEAPQUANT_FP16) return {0x7c007c00u, 0x04000400u, 0x80008000u};
+  return {0x7f800000u, 0x00800000u, 0x80000000u};
+}
+
+// True when this thread's share of `heads` rows of 128 elements holds a non-finite one.
+__device__ __forceinline__ bool any_not_finite(const Rows128& rows, int64_t sequence, int32_t token,
+                                               int32_t heads, int32_t thread, int32_t threads) {
+  const FiniteTest test = finite_test(rows.type);
+  const int32_t shift = rows.type == LEAPQUANT_FP32 ? 5 : 4;  // 16-byte pieces of a row
+  const int32_t pieces = heads << shift;
+  const char* start = rows.data + sequence * rows.sequence_stride + token * rows.token_stride;
+  uint32_t seen = 0;
+#pragma unroll 8
+  for (int32_t i = thread; i < pieces; i += threads) {
+    const uint4 raw =
+        __ldg(reinterpret_cast<const uint4*>(start + (i >> shift) * rows.head_stride) +
+              (i & ((1 << shift) - 1)));
+    seen |= ((raw.x & test.mask) + test.one) | ((raw.y & test.mask) + test.one) |
+            ((raw.z & test.mask) + test.one) | ((raw.w & test.mask) + test.one);
+  }
+  return (seen & test.sign) != 0;
+}
+
+// This thread's share of the check of a sequence's inputs: bit 0 non-finite, bit 1 positive decay.
+template <bool kVector>
+__device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t sequence,
+                                                 int32_t tokens, int32_t thread, int32_t threads) {
+  uint32_t faults = 0;
+  for (int32_t t = 0; t < tokens; ++t) {
+    if (any_not_finite(call.q, sequence, t, call.k_heads, thread, threads) ||
+        any_not_finite(call.k, sequence, t, call.k_heads, thread, threads) ||
+        any_not_finite(call.v, sequence, t, call.v_heads, thread, threads)) {
+      faults |= 1u;
+    }
+    for (int32_t h = thread; h < call.v_heads; h += threads) {
+      if (call.beta.data != nullptr) {
+        const float beta = load_one(row_of(call.beta, sequence, t, 0), call.beta.type, h);
+        if (!(fabsf(beta) <= 3.402823466e38f)) faults |= 1u;
+      }
+      if (!kVector && call.log_decay.data != nullptr) {
+        const float x = load_one(row_of(call.log_decay, sequence, t, 0), call.log_decay.type, h);
+        const float g = gate_of(call, x, h, h);
+        if (g != g) faults |= 1u;
+        if (call.gate != LEAPQUANT_GATE_READY && !(fabsf(x) <= 3.402823466e38f)) faults |= 1u;
+        if (g > 0.0f) faults |= 2u;
+      }
+    }
+    if (kVector) {
+#pragma unroll 4
+      for (int32_t i = thread; i < call.v_heads * 32 && call.gate == LEAPQUANT_GATE_READY;
+           i += threads) {
+        const float4 x =
+            load_four(row_of(call.log_decay, sequence, t, i >> 5), call.log_decay.type, i & 31);
+        const float most = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
+        if (x.x != x.x || x.y != x.y || x.z != x.z || x.w != x.w) faults |= 1u;
+        if (most > 0.0f) faults |= 2u;
+      }
+#pragma unroll 1
+      for (int32_t i = thread; i < call.v_heads * 128 && call.gate != LEAPQUANT_GATE_READY;
+           i += threads) {
+        const int32_t h = i >> 7;
+        const float x =
+            load_one(row_of(call.log_decay, sequence, t, h), call.log_decay.type, i & 127);
+        const float g = gate_of(call, x, h, i);
+        if (!(fabsf(x) <= 3.402823466e38f) || g != g) faults |= 1u;
+        if (g > 0.0f) faults |= 2u;
+      }
+    }
+  }
+  return faults;
+}
+// Loads a sequence's place. Lanes of a call all get the same.
+__device__ __forceinline__ Sequence128 load_sequence(const Call128& call, int32_t index) {
+  Sequence128 s;
+  s.slot = __ldg(call.state_slots + index);
+  s.window_slot = call.window_slots != nullptr ? __ldg(call.window_slots + index) : s.slot;
+  s.position = __ldg(call.positions + index);
+  s.tokens = call.num_tokens != nullptr ? __ldg(call.num_tokens + index) : call.tokens;
+  s.alive = s.slot >= 0 && s.window_slot >= 0 && s.tokens > 0;
+  return s;
+}
+
+// This thread's share of the check of positions: bit 2 slot, bit 3 below base, bit 4 past window.
+__device__ __forceinline__ uint32_t check_positions(const Call128& call, const Sequence128& s,
+                                                    int32_t thread, int32_t threads) {
+  if (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots) return 4u;
+  uint32_t faults = 0;
+  const int32_t shared = call.group > 1 ? s.tokens : 0;
+  for (int32_t h = thread; h < call.v_heads; h += threads) {
+    const int32_t base =
+        *reinterpret_cast<const volatile int32_t*>(call.base + int64_t{s.slot} * call.v_heads + h);
+    if (s.position < base) faults |= 8u;
+    if (int64_t{s.position} - base + shared > call.ring_tokens) faults |= 16u;
+  }
+  return faults;
+}
+
+__device__ __forceinline__ int32_t status_of(uint32_t faults) {
+  if (faults & 4u) return LEAPQUANT_SLOT_OUT_OF_RANGE;
+  if (faults & 8u) return LEAPQUANT_POSITION_BELOW_BASE;
+  if (faults & 16u) return LEAPQUANT_POSITION_PAST_WINDOW;
+  if (faults & 1u) return LEAPQUANT_NON_FINITE_INPUT;
+  if (faults & 2u) return LEAPQUANT_POSITIVE_LOG_DECAY;
+  return LEAPQUANT_OK;
+}
+
+}  // namespace device_128
+}  // namespace leapquant::cuda
