@@ -5,10 +5,11 @@
  *
  *   cc decode.c $(pkg-config --cflags --libs leapquant) && ./a.out
  */
-#include <leapquant/leapquant.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "leapquant/leapquant.h"
 
 enum { kHeads = 2, kKeyDim = 64, kValueDim = 64, kTokens = 40 };
 

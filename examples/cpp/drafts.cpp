@@ -4,9 +4,10 @@
 // committed or undone: the next call merely passes the smaller position. The result equals a run
 // that never saw the rejected tokens.
 #include <cstdio>
-#include <leapquant/leapquant.hpp>
 #include <span>
 #include <vector>
+
+#include "leapquant/leapquant.hpp"
 
 namespace {
 

@@ -214,7 +214,8 @@ LEAPQUANT_API leapquant_status leapquant_format_from_string(const char* text,
  * "&", each with an optional linear-layer index in front: "0-1&7", "3.0-1" (layer 3 only).
  * layer: index of this layer among the model's linear layers. formats [max_formats] receives
  * *num_formats distinct formats, head_format [num_v_heads] the index of each head's format.
- * Errors: as above; INVALID_ARGUMENT when a head is out of range; BUFFER_TOO_SMALL. */
+ * Unspecified after a failure. Errors: as above; INVALID_ARGUMENT when a head is out of range;
+ * BUFFER_TOO_SMALL. */
 LEAPQUANT_API leapquant_status leapquant_formats_from_string(
     const char* text, int32_t layer, int32_t num_v_heads, leapquant_format* formats,
     int32_t max_formats, int32_t* num_formats, uint8_t* head_format);
@@ -572,10 +573,11 @@ typedef struct leapquant_slots_usage {
 } leapquant_slots_usage;
 
 /* One pool for num_layers equal layers under a budget in bytes: a sequence slot costs state, window
- * and metadata bytes of every layer, a checkpoint slot state and metadata only. Memory is reserved
- * at creation. Errors: NULL_POINTER, INVALID_ARGUMENT, BUFFER_TOO_SMALL (not even one sequence
- * fits; the sentence says how many bytes one needs), OUT_OF_MEMORY. Thread-safe: every call locks.
- */
+ * and metadata bytes of every layer, a checkpoint slot state and metadata only. Address space for
+ * every mix of slots is reserved at creation; pages are taken when a slot is acquired and given
+ * back when it is released, so that resident memory follows the live slots. The layout must outlive
+ * the slots. Errors: NULL_POINTER, INVALID_ARGUMENT, BUFFER_TOO_SMALL (not even one sequence fits;
+ * the sentence says how many bytes one needs), OUT_OF_MEMORY. Thread-safe: every call locks. */
 LEAPQUANT_API leapquant_status leapquant_slots_create(const leapquant_layout* layout,
                                                       int32_t num_layers, int64_t budget_bytes,
                                                       leapquant_slots** slots);

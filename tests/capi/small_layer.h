@@ -50,7 +50,7 @@ struct Activations {
               const std::vector<int32_t>& positions, int32_t tokens) {
     for (size_t i = 0; i < seeds.size(); ++i) {
       for (int32_t t = 0; t < tokens; ++t) {
-        const uint64_t p = static_cast<uint64_t>(positions[i] + t);
+        const uint64_t p = static_cast<uint64_t>(int64_t{positions[i]} + t);
         fill(&q, s.num_k_heads * s.head_k_dim, seeds[i], p, 1000);
         fill(&k, s.num_k_heads * s.head_k_dim, seeds[i], p, 2000);
         fill(&v, s.num_v_heads * s.head_v_dim, seeds[i], p, 3000);
