@@ -46,94 +46,116 @@ struct EncodeScratch {
   }
 };
 
-// Largest finite magnitude of a state; entries that are not finite become 0, *clean false.
-float largest_magnitude(float* state, int64_t count, bool* clean) {
+// Size of a state [count]: its largest magnitude, and |S|^2 times scale^2, where scale is the power
+// of two that brings the largest magnitude into [1, 2). Squares then stay in range.
+struct StateSize {
+  float largest = 0.0f;
+  float scale = 1.0f;
+  double energy = 0.0;
+  bool clean = true;  // no entry was NaN or infinite
+};
+
+double energy_of(const float* state, int64_t count, float scale) {
   const FloatTag d;
-  const auto infinity = hn::Set(d, std::bit_cast<float>(0x7f800000u));
+  double energy = 0.0;
+  for (int64_t i = 0; i < count;) {
+    auto sum = hn::Zero(d);
+    for (const int64_t end = std::min(i + 512, count); i < end; i += kLanes) {
+      const auto x = hn::Mul(hn::Load(d, state + i), hn::Set(d, scale));
+      sum = hn::MulAdd(x, x, sum);
+    }
+    energy += static_cast<double>(sum_of_lanes(sum));
+  }
+  return energy;
+}
+
+float power_of_two_scale(float largest) {
+  return largest == 0.0f ? 1.0f
+                         : std::ldexp(1.0f, -std::clamp(std::ilogb(largest), -126, 126));
+}
+
+// Entries that are not finite become 0.
+StateSize state_size(float* state, int64_t count) {
+  const FloatTag d;
+  StateSize size;
   auto largest = hn::Zero(d);
-  auto finite = all_lanes();
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const auto magnitude = hn::Abs(hn::Load(d, state + i));
-    finite = hn::And(finite, hn::Lt(magnitude, infinity));
-    largest = hn::Max(largest, magnitude);
+  for (int64_t i = 0; i < count;) {
+    auto sum = hn::Zero(d);
+    for (const int64_t end = std::min(i + 512, count); i < end; i += kLanes) {
+      const auto x = hn::Load(d, state + i);
+      largest = hn::Max(largest, hn::Abs(x));
+      sum = hn::MulAdd(x, x, sum);
+    }
+    size.energy += static_cast<double>(sum_of_lanes(sum));
   }
-  *clean = hn::AllTrue(d, finite);
-  if (*clean) return max_of_lanes(largest);
-  float rest = 0.0f;
+  size.largest = max_of_lanes(largest);
+  // Within these bounds no square over- or underflowed, and nothing is NaN (the sum would be).
+  if (size.energy > 1e-20 && size.energy < 1e30) {
+    size.scale = power_of_two_scale(size.largest);
+    size.energy *= static_cast<double>(size.scale) * size.scale;
+    return size;
+  }
+  size.largest = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
-    if (!std::isfinite(state[i])) state[i] = 0.0f;
-    rest = std::max(rest, std::fabs(state[i]));
+    if (!std::isfinite(state[i])) {
+      state[i] = 0.0f;
+      size.clean = false;
+    }
+    size.largest = std::max(size.largest, std::fabs(state[i]));
   }
-  return rest;
+  size.scale = power_of_two_scale(size.largest);
+  size.energy = energy_of(state, count, size.scale);
+  return size;
 }
 
 // state -= sum of keys[r] values[r]; row magnitudes of what is left, and its sums for telemetry.
-struct Energy {
-  double state = 0.0;     // |S|^2 scale^2
-  double residual = 0.0;  // |R|^2 scale^2
-  float residual_max = 0.0f;
+struct ResidualSize {
+  double energy = 0.0;  // times scale^2
+  float largest = 0.0f;
 };
-Energy subtract_compensators(const BoundaryLayout& layout, const EncodeScratch& scratch,
-                             float scale, bool telemetry, float* state) {
+ResidualSize subtract_compensators(const BoundaryLayout& layout, const EncodeScratch& scratch,
+                                   float scale, float* state) {
   const FloatTag d;
   const int32_t stride = padded(layout.v_dim);
   const int32_t key_stride = padded(layout.k_dim);
-  const bool smooth = layout.format.smoothing != LEAPQUANT_SMOOTHING_NONE;
-  const auto weight = hn::Set(d, scale);
-  Energy energy;
+  ResidualSize size;
   auto largest = hn::Zero(d);
   for (int32_t r = 0; r < layout.rank; ++r) {
     scale_row(-1.0f, key_stride, scratch.fit.keys + r * key_stride);
   }
   for (int32_t i = 0; i < layout.k_dim; i += 4) {
     float* rows = state + static_cast<int64_t>(i) * stride;
-    auto before = hn::Zero(d);
-    if (telemetry) {
-      for (int32_t j = 0; j < 4 * stride; j += kLanes) {
-        const auto x = hn::Mul(hn::Load(d, rows + j), weight);
-        before = hn::MulAdd(x, x, before);
-      }
-    }
     update_rows(scratch.fit.keys + i, key_stride, scratch.fit.values, layout.rank, stride, rows);
-    if (telemetry) {
-      auto after = hn::Zero(d);
-      for (int32_t j = 0; j < 4 * stride; j += kLanes) {
-        const auto r = hn::Load(d, rows + j);
-        largest = hn::Max(largest, hn::Abs(r));
-        const auto x = hn::Mul(r, weight);
-        after = hn::MulAdd(x, x, after);
-      }
-      energy.state += static_cast<double>(sum_of_lanes(before));
-      energy.residual += static_cast<double>(sum_of_lanes(after));
+    ResidualSums sums{largest, hn::Zero(d)};
+    for (int32_t row = 0; row < 4; ++row) {
+      scratch.magnitudes[i + row] = row_magnitude(rows + row * stride, layout.v_dim, stride, &sums);
     }
-    if (smooth) {
-      for (int32_t row = 0; row < 4; ++row) {
-        scratch.magnitudes[i + row] = row_magnitude(rows + row * stride, layout.v_dim, stride);
-      }
-    }
+    largest = sums.largest;
+    size.energy += static_cast<double>(sum_of_lanes(sums.squared));
   }
-  energy.residual_max = max_of_lanes(largest);
-  return energy;
+  size.largest = max_of_lanes(largest);
+  if (size.energy > 1e-20 && size.energy < 1e30) {
+    size.energy *= static_cast<double>(scale) * scale;
+  } else {
+    size.energy = energy_of(state, static_cast<int64_t>(layout.k_dim) * stride, scale);
+  }
+  return size;
 }
 
-// BF16 or FP32 payload; returns |S - decoded S|^2 and |S|^2 (times scale^2) for telemetry.
-Energy store_plain(const BoundaryLayout& layout, const float* state, float scale,
+// BF16 or FP32 payload; returns |S - decoded S|^2 times scale^2 for telemetry.
+double store_plain(const BoundaryLayout& layout, const float* state, float scale,
                    std::byte* boundary) {
   const FloatTag d;
   const int32_t stride = padded(layout.v_dim);
   const auto weight = hn::Set(d, scale);
-  Energy energy;
+  double energy = 0.0;
   for (int32_t i = 0; i < layout.k_dim; ++i) {
     const float* row = state + static_cast<int64_t>(i) * stride;
     std::byte* packed = boundary + layout.payload + static_cast<int64_t>(i) * layout.row_bytes;
     alignas(64) uint16_t half[256];
-    auto sum = hn::Zero(d);
     auto missing = hn::Zero(d);
-    for (int32_t j = 0; j < stride; j += kLanes) {
+    for (int32_t j = 0; j < stride && layout.format.payload_bits == 16; j += kLanes) {
       const auto x = hn::Load(d, row + j);
-      const auto scaled = hn::Mul(x, weight);
-      sum = hn::MulAdd(scaled, scaled, sum);
-      if (layout.format.payload_bits == 32) continue;
       store_bf16(x, half + j);
       const auto miss = hn::Mul(hn::Sub(x, load_bf16(half + j)), weight);
       missing = hn::MulAdd(miss, miss, missing);
@@ -142,8 +164,7 @@ Energy store_plain(const BoundaryLayout& layout, const float* state, float scale
                 layout.format.payload_bits == 32 ? static_cast<const void*>(row)
                                                  : static_cast<const void*>(half),
                 static_cast<size_t>(layout.row_bytes));
-    energy.state += static_cast<double>(sum_of_lanes(sum));
-    energy.residual += static_cast<double>(sum_of_lanes(missing));
+    energy += static_cast<double>(sum_of_lanes(missing));
   }
   return energy;
 }
@@ -152,32 +173,26 @@ uint32_t encode_target(const BoundaryLayout& layout, FitKind kind, const std::by
                        float* state, std::byte* boundary, leapquant_health* health,
                        float* scratch_memory) {
   const int32_t stride = padded(layout.v_dim);
-  bool clean = true;
-  const float largest =
-      largest_magnitude(state, static_cast<int64_t>(layout.k_dim) * stride, &clean);
-  uint32_t flags = clean ? 0u : static_cast<uint32_t>(LEAPQUANT_HEALTH_NON_FINITE);
-  // Squares stay in range whatever the state's size.
-  const float scale =
-      largest == 0.0f ? 1.0f : std::ldexp(1.0f, -std::clamp(std::ilogb(largest), -126, 126));
+  const StateSize size = state_size(state, static_cast<int64_t>(layout.k_dim) * stride);
+  uint32_t flags = size.clean ? 0u : static_cast<uint32_t>(LEAPQUANT_HEALTH_NON_FINITE);
   leapquant_health figures = {};
-  Energy energy;
   if (!layout.quantised()) {
-    energy = store_plain(layout, state, scale, boundary);
-    if (energy.state > 0.0) {
-      figures.fold_error = static_cast<float>(std::sqrt(energy.residual / energy.state));
+    const double missed = store_plain(layout, state, size.scale, boundary);
+    if (size.energy > 0.0) {
+      figures.fold_error = static_cast<float>(std::sqrt(missed / size.energy));
     }
   } else {
     const EncodeScratch scratch(layout, scratch_memory);
-    flags |= fit_compensators(layout, kind, previous, state, largest, boundary, scratch.fit);
-    energy = subtract_compensators(layout, scratch, scale, health != nullptr, state);
+    flags |= fit_compensators(layout, kind, previous, state, size.largest, boundary, scratch.fit);
+    const ResidualSize residual = subtract_compensators(layout, scratch, size.scale, state);
     ResidualError error;
-    flags |= encode_residual_rows(layout, scratch.magnitudes, state, scratch.columns, scale,
-                                  boundary, health != nullptr ? &error : nullptr);
-    figures.residual_max = energy.residual_max;
-    if (energy.state > 0.0) {
-      const double share = 1.0 - energy.residual / energy.state;
+    flags |= encode_residual_rows(layout, scratch.magnitudes, state, scratch.columns, size.scale,
+                                  boundary, &error);
+    figures.residual_max = residual.largest;
+    if (size.energy > 0.0) {
+      const double share = 1.0 - residual.energy / size.energy;
       figures.compensator_energy = static_cast<float>(std::clamp(share, 0.0, 1.0));
-      figures.fold_error = static_cast<float>(std::sqrt(error.squared / energy.state));
+      figures.fold_error = static_cast<float>(std::sqrt(error.squared / size.energy));
     }
   }
   const int64_t used = !layout.quantised()
@@ -196,9 +211,10 @@ uint32_t encode_residual_target(const BoundaryLayout& layout, float* residual, s
                                 float* scratch_memory) {
   const EncodeScratch scratch(layout, scratch_memory);
   const int32_t stride = padded(layout.v_dim);
+  ResidualSums sums{hn::Zero(FloatTag()), hn::Zero(FloatTag())};
   for (int32_t i = 0; i < layout.k_dim; ++i) {
     scratch.magnitudes[i] =
-        row_magnitude(residual + static_cast<int64_t>(i) * stride, layout.v_dim, stride);
+        row_magnitude(residual + static_cast<int64_t>(i) * stride, layout.v_dim, stride, &sums);
   }
   return encode_residual_rows(layout, scratch.magnitudes, residual, scratch.columns, 1.0f,
                               boundary, nullptr);

@@ -16,38 +16,41 @@ class Ahead {
     if (bytes <= 0 || count_ == kMost) return;
     const auto* from = static_cast<const std::byte*>(start);
     ranges_[count_++] = {from, from + bytes};
+    if (count_ == 1) current_ = ranges_[0];
   }
-  // Fetches the next line, if any is left.
-  void step() {
-    if (at_ < end_) [[likely]] {
-      fetch();
-    } else if (next_ < count_) {
-      at_ = ranges_[next_].start;
-      end_ = ranges_[next_].end;
-      ++next_;
-      fetch();
+
+  // What is left of the range at hand: two pointers that a loop keeps in registers.
+  struct Stretch {
+    const std::byte* at;
+    const std::byte* end;
+    // Fetches the next line, if any is left.
+    void step() {
+      if (at >= end) return;
+      __builtin_prefetch(at, 0, 2);  // the second cache level: the first one holds this head
+      at += 64;
     }
+  };
+  Stretch stretch() const { return current_; }
+  // Takes a stretch back, used; the next range follows where it is used up.
+  void pass(const Stretch& used) {
+    current_ = used;
+    if (current_.at >= current_.end && next_ < count_) current_ = ranges_[next_++];
   }
-  // Fetches all that is left.
-  void finish() {
-    while (at_ < end_ || next_ < count_) step();
+  // Fetches `lines` lines.
+  void fetch(int32_t lines) {
+    for (; lines > 0 && current_.at < current_.end; --lines) {
+      Stretch next = current_;
+      next.step();
+      pass(next);
+    }
   }
 
  private:
   static constexpr int32_t kMost = 8;
-  struct Range {
-    const std::byte* start;
-    const std::byte* end;
-  };
-  void fetch() {
-    __builtin_prefetch(at_, 0, 2);  // the second cache level: the first one holds this head
-    at_ += 64;
-  }
-  const std::byte* at_ = nullptr;
-  const std::byte* end_ = nullptr;
-  int32_t next_ = 0;
+  Stretch current_ = {nullptr, nullptr};
+  int32_t next_ = 1;
   int32_t count_ = 0;
-  Range ranges_[kMost];
+  Stretch ranges_[kMost];
 };
 
 }  // namespace leapquant::cpu

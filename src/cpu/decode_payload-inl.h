@@ -29,19 +29,30 @@ inline constexpr int32_t kBlockVectors4 = 4;
 inline constexpr int32_t kPayloadBlock = kBlockVectors4 * kLanes;
 using ByteBlock = hn::Repartition<uint8_t, FloatTag>;
 
-// A kind of payload: load() gives four vectors of a block's row, as numbers times kScale; store()
-// writes four vectors of sums in the order of the columns.
+// A kind of payload. load() fetches a block's row, number<v>() makes its v-th vector of numbers, times
+// kScale; store() writes four vectors of sums in the order of the columns. Vectors hold every second
+// or fourth column where that saves shuffles: the units that shuffle also multiply.
+inline constexpr int32_t kTopByte = static_cast<int32_t>(0xff000000u);
+
+// Eight bits: every 32-bit lane holds four codes; each moves to the top of the lane: code * 2^24.
 struct Int8Codes {
-  static constexpr float kScale = 1.0f;
+  static constexpr float kScale = 16777216.0f;
   static constexpr int32_t block_bytes = kPayloadBlock;
-  HWY_INLINE void load(const uint8_t* row, FloatVec* x) const {
-    HWY_UNROLL(4)
-    for (int32_t v = 0; v < 4; ++v) {
-      x[v] = load_int8(reinterpret_cast<const int8_t*>(row) + v * kLanes);
-    }
+  using Row = hn::Vec<Int32Tag>;
+  HWY_INLINE Row load(const uint8_t* row) const {
+    return hn::BitCast(Int32Tag(), hn::LoadU(ByteBlock(), row));
+  }
+  template <int32_t v>
+  HWY_INLINE FloatVec number(const Row& codes) const {
+    const FloatTag d;
+    const auto mask = hn::Set(Int32Tag(), kTopByte);
+    if constexpr (v == 0) return hn::ConvertTo(d, hn::ShiftLeft<24>(codes));
+    if constexpr (v == 1) return hn::ConvertTo(d, hn::And(hn::ShiftLeft<16>(codes), mask));
+    if constexpr (v == 2) return hn::ConvertTo(d, hn::And(hn::ShiftLeft<8>(codes), mask));
+    if constexpr (v == 3) return hn::ConvertTo(d, hn::And(codes, mask));
   }
   HWY_INLINE static void store(const FloatVec* sum, float* to) {
-    for (int32_t v = 0; v < 4; ++v) hn::StoreU(sum[v], FloatTag(), to + v * kLanes);
+    hn::StoreInterleaved4(sum[0], sum[1], sum[2], sum[3], FloatTag(), to);
   }
 };
 
@@ -61,18 +72,27 @@ struct Int4Codes {
       table[pair] = hn::Load(ByteBlock(), index);
     }
   }
-  HWY_INLINE void load(const uint8_t* row, FloatVec* x) const {
+  struct Row {
+    hn::Vec<Int32Tag> pair[2];
+  };
+  HWY_INLINE Row load(const uint8_t* row) const {
     const ByteBlock bytes;
-    const Int32Tag di;
-    HWY_UNROLL(2)
+    Row codes;
     for (int32_t pair = 0; pair < 2; ++pair) {
       const auto stored = hn::LoadDup128(bytes, row + (pair * kLanes & ~15));
-      const auto codes = hn::Xor(stored, hn::Set(bytes, uint8_t{0x88}));
-      const auto top = hn::BitCast(di, hn::TableLookupBytesOr0(codes, table[pair]));
-      x[2 * pair] = hn::ConvertTo(FloatTag(), hn::ShiftLeft<4>(top));
-      x[2 * pair + 1] =
-          hn::ConvertTo(FloatTag(), hn::And(top, hn::Set(di, static_cast<int32_t>(0xf0000000u))));
+      const auto flipped = hn::Xor(stored, hn::Set(bytes, uint8_t{0x88}));
+      codes.pair[pair] =
+          hn::BitCast(Int32Tag(), hn::TableLookupBytesOr0(flipped, table[pair]));
     }
+    return codes;
+  }
+  template <int32_t v>
+  HWY_INLINE FloatVec number(const Row& codes) const {
+    const auto top = codes.pair[v / 2];
+    return hn::ConvertTo(
+        FloatTag(), v % 2 == 0
+                        ? hn::ShiftLeft<4>(top)
+                        : hn::And(top, hn::Set(Int32Tag(), static_cast<int32_t>(0xf0000000u))));
   }
   HWY_INLINE static void store(const FloatVec* sum, float* to) {
     hn::StoreInterleaved2(sum[0], sum[1], FloatTag(), to);
@@ -107,70 +127,122 @@ struct Int6Codes {
                          spread(half, row));
     }
   }
-  HWY_INLINE void load(const uint8_t* row, FloatVec* x) const {
-    const FloatTag d;
-    const Int32Tag di;
-    const auto mask = hn::Set(di, static_cast<int32_t>(0xfc000000u));
+  using Row = hn::Vec<Int32Tag>;
+  HWY_INLINE Row load(const uint8_t* row) const {
     const auto stored = hn::TableLookupBytesOr0(spread(ByteBlock(), row), table);
-    const auto codes =
-        hn::Xor(hn::BitCast(di, stored), hn::Set(di, static_cast<int32_t>(0x82082000u)));
-    x[0] = hn::ConvertTo(d, hn::ShiftLeft<18>(codes));
-    x[1] = hn::ConvertTo(d, hn::And(hn::ShiftLeft<12>(codes), mask));
-    x[2] = hn::ConvertTo(d, hn::And(hn::ShiftLeft<6>(codes), mask));
-    x[3] = hn::ConvertTo(d, hn::And(codes, mask));
+    return hn::Xor(hn::BitCast(Int32Tag(), stored),
+                   hn::Set(Int32Tag(), static_cast<int32_t>(0x82082000u)));
+  }
+  template <int32_t v>
+  HWY_INLINE FloatVec number(const Row& codes) const {
+    const FloatTag d;
+    const auto mask = hn::Set(Int32Tag(), static_cast<int32_t>(0xfc000000u));
+    if constexpr (v == 0) return hn::ConvertTo(d, hn::ShiftLeft<18>(codes));
+    if constexpr (v == 1) return hn::ConvertTo(d, hn::And(hn::ShiftLeft<12>(codes), mask));
+    if constexpr (v == 2) return hn::ConvertTo(d, hn::And(hn::ShiftLeft<6>(codes), mask));
+    if constexpr (v == 3) return hn::ConvertTo(d, hn::And(codes, mask));
   }
   HWY_INLINE static void store(const FloatVec* sum, float* to) {
     hn::StoreInterleaved4(sum[0], sum[1], sum[2], sum[3], FloatTag(), to);
   }
 };
 
+// Two numbers in every 32-bit lane: the upper one needs its lower half cleared, the lower one a shift.
 struct Bf16Numbers {
   static constexpr float kScale = 1.0f;
   static constexpr int32_t block_bytes = kPayloadBlock * 2;
-  HWY_INLINE void load(const uint8_t* row, FloatVec* x) const {
-    for (int32_t v = 0; v < 4; ++v) {
-      x[v] = load_bf16(reinterpret_cast<const uint16_t*>(row) + v * kLanes);
-    }
+  struct Row {
+    hn::Vec<Uint32Tag> pair[2];
+  };
+  HWY_INLINE Row load(const uint8_t* row) const {
+    const ByteBlock bytes;
+    const Uint32Tag du;
+    return {{hn::BitCast(du, hn::LoadU(bytes, row)),
+             hn::BitCast(du, hn::LoadU(bytes, row + 4 * kLanes))}};
   }
-  HWY_INLINE static void store(const FloatVec* sum, float* to) { Int8Codes::store(sum, to); }
+  template <int32_t v>
+  HWY_INLINE FloatVec number(const Row& row) const {
+    const auto pair = row.pair[v / 2];
+    return hn::BitCast(FloatTag(), v % 2 == 0
+                                       ? hn::ShiftLeft<16>(pair)
+                                       : hn::And(pair, hn::Set(Uint32Tag(), 0xffff0000u)));
+  }
+  HWY_INLINE static void store(const FloatVec* sum, float* to) { Int4Codes::store(sum, to); }
 };
 
 struct Fp32Numbers {
   static constexpr float kScale = 1.0f;
   static constexpr int32_t block_bytes = kPayloadBlock * 4;
-  HWY_INLINE void load(const uint8_t* row, FloatVec* x) const {
-    for (int32_t v = 0; v < 4; ++v) {
-      x[v] = hn::LoadU(FloatTag(), reinterpret_cast<const float*>(row) + v * kLanes);
-    }
+  using Row = const float*;
+  HWY_INLINE Row load(const uint8_t* row) const { return reinterpret_cast<const float*>(row); }
+  template <int32_t v>
+  HWY_INLINE FloatVec number(Row row) const {
+    return in_register(hn::LoadU(FloatTag(), row + v * kLanes));
   }
-  HWY_INLINE static void store(const FloatVec* sum, float* to) { Int8Codes::store(sum, to); }
+  HWY_INLINE static void store(const FloatVec* sum, float* to) {
+    for (int32_t v = 0; v < 4; ++v) hn::StoreU(sum[v], FloatTag(), to + v * kLanes);
+  }
 };
+
+// sums[n][v] += factors[n] numbers[v] for one vector of a row.
+template <int32_t v, int32_t kCount, class Codes>
+HWY_INLINE void add_number(const Codes& codes, const typename Codes::Row& row,
+                           const FloatVec* factor, FloatVec (*sum)[4]) {
+  const auto number = codes.template number<v>(row);
+  HWY_UNROLL(4)
+  for (int32_t n = 0; n < kCount; ++n) sum[n][v] = hn::MulAdd(factor[n], number, sum[n][v]);
+}
+
+// Sums of vectors kFirst .. kFirst + kVectors - 1 of one block, over all key rows.
+template <int32_t kCount, int32_t kFirst, int32_t kVectors, class Codes>
+HWY_INLINE void sum_rows(const Codes& codes, const uint8_t* HWY_RESTRICT row, int64_t row_step,
+                         int32_t k_dim, const float* HWY_RESTRICT x, int32_t x_stride,
+                         Ahead* ahead, FloatVec (*result)[4]) {
+  const FloatTag d;
+  FloatVec sum[kCount][4];
+  HWY_UNROLL(4)
+  for (int32_t n = 0; n < kCount; ++n) {
+    for (int32_t v = kFirst; v < kFirst + kVectors; ++v) sum[n][v] = hn::Zero(d);
+  }
+  Ahead::Stretch fetch = ahead->stretch();
+  for (int32_t i = 0; i < k_dim; i += 2) {  // K is a multiple of four
+    HWY_UNROLL(2)
+    for (int32_t half = 0; half < 2; ++half) {
+      FloatVec factor[kCount];
+      HWY_UNROLL(4)
+      for (int32_t n = 0; n < kCount; ++n) factor[n] = hn::Set(d, x[n * x_stride + i + half]);
+      const typename Codes::Row numbers = codes.load(row);
+      if constexpr (kFirst == 0) {
+        add_number<0, kCount>(codes, numbers, factor, sum);
+        add_number<1, kCount>(codes, numbers, factor, sum);
+      }
+      if constexpr (kFirst + kVectors == 4) {
+        add_number<2, kCount>(codes, numbers, factor, sum);
+        add_number<3, kCount>(codes, numbers, factor, sum);
+      }
+      row += row_step;
+    }
+    fetch.step();
+  }
+  ahead->pass(fetch);
+  HWY_UNROLL(4)
+  for (int32_t n = 0; n < kCount; ++n) {
+    for (int32_t v = kFirst; v < kFirst + kVectors; ++v) result[n][v] = sum[n][v];
+  }
+}
 
 // sums [kCount][kPayloadBlock] of one block of columns; row_step bytes from key row to key row.
 template <int32_t kCount, class Codes>
 HWY_INLINE void read_block(const Codes& codes, const uint8_t* HWY_RESTRICT row, int64_t row_step,
                            int32_t k_dim, const float* HWY_RESTRICT x, int32_t x_stride,
                            Ahead* ahead, float* HWY_RESTRICT sums, int32_t sum_stride) {
-  const FloatTag d;
   FloatVec sum[kCount][4];
-  HWY_UNROLL(4)
-  for (int32_t n = 0; n < kCount; ++n) {
-    for (int32_t v = 0; v < 4; ++v) sum[n][v] = hn::Zero(d);
+  if constexpr (kCount <= 2) {
+    sum_rows<kCount, 0, 4>(codes, row, row_step, k_dim, x, x_stride, ahead, sum);
+  } else {  // sixteen registers hold half of the sums
+    sum_rows<kCount, 0, 2>(codes, row, row_step, k_dim, x, x_stride, ahead, sum);
+    sum_rows<kCount, 2, 2>(codes, row, row_step, k_dim, x, x_stride, ahead, sum);
   }
-  Ahead fetch = *ahead;
-  for (int32_t i = 0; i < k_dim; ++i) {
-    FloatVec code[4];
-    codes.load(row, code);
-    HWY_UNROLL(4)
-    for (int32_t n = 0; n < kCount; ++n) {
-      const auto factor = hn::Set(d, x[n * x_stride + i]);
-      HWY_UNROLL(4)
-      for (int32_t v = 0; v < 4; ++v) sum[n][v] = hn::MulAdd(factor, code[v], sum[n][v]);
-    }
-    fetch.step();
-    row += row_step;
-  }
-  *ahead = fetch;
   for (int32_t n = 0; n < kCount; ++n) Codes::store(sum[n], sums + n * sum_stride);
 }
 
@@ -223,9 +295,11 @@ void read_tile(const BoundaryLayout& layout, const uint8_t* payload, int32_t fir
       }
     }
   }
+  // Where the tile held plain codes, their kernel divided by its own factor.
+  const float unit = bits <= 8 ? scale / Int8Codes::kScale : scale;
   for (int32_t n = 0; n < kCount; ++n) {
     for (int32_t j = 0; j < stored && j < kPayloadBlock; j += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, block + n * kPayloadBlock + j), hn::Set(d, scale)), d,
+      hn::Store(hn::Mul(hn::Load(d, block + n * kPayloadBlock + j), hn::Set(d, unit)), d,
                 sums + n * sum_stride + first + j);
     }
   }
@@ -248,6 +322,8 @@ void read_codes(const BoundaryLayout& layout, const uint8_t* payload, const floa
 // The factor that the payload's numbers carry: read vectors are divided by it beforehand.
 inline float payload_scale(const BoundaryLayout& layout) {
   switch (layout.format.payload_bits) {
+    case 8:
+      return Int8Codes::kScale;
     case 6:
       return Int6Codes::kScale;
     case 4:

@@ -35,11 +35,15 @@ struct FitScratch {
 
 inline float dot(const float* a, const float* b, int32_t stride) {
   const FloatTag d;
-  auto sum = hn::Zero(d);
-  for (int32_t i = 0; i < stride; i += kLanes) {
-    sum = hn::MulAdd(hn::Load(d, a + i), hn::Load(d, b + i), sum);
+  FloatVec sum[2] = {hn::Zero(d), hn::Zero(d)};
+  constexpr int32_t kStep = kLanes < 16 ? 2 * kLanes : kLanes;
+  for (int32_t i = 0; i < stride; i += kStep) {
+    for (int32_t p = 0; p < kStep / kLanes; ++p) {
+      const int32_t at = i + p * kLanes;
+      sum[p] = hn::MulAdd(hn::Load(d, a + at), hn::Load(d, b + at), sum[p]);
+    }
   }
-  return sum_of_lanes(sum);
+  return sum_of_lanes(hn::Add(sum[0], sum[1]));
 }
 
 inline void scale_row(float factor, int32_t stride, float* row) {
@@ -49,44 +53,85 @@ inline void scale_row(float factor, int32_t stride, float* row) {
   }
 }
 
-// share[k] = <block[k], column> for k < count; rows of the block up to a multiple of four are read.
-inline void dots_with(const float* block, const float* column, int32_t count, int32_t stride,
-                      float* share) {
+// share[k] = <block[k], column> for kRows rows of the block.
+template <int32_t kRows>
+HWY_INLINE void dots_of_rows(const float* block, const float* column, int32_t stride,
+                             float* share) {
   const FloatTag d;
   const hn::FixedTag<float, 4> four;
-  int32_t k = 0;
-  for (; k + 4 <= count; k += 4) {
-    const float* row = block + k * stride;
-    FloatVec sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
-    for (int32_t i = 0; i < stride; i += kLanes) {
-      const auto x = hn::Load(d, column + i);
-      for (int32_t r = 0; r < 4; ++r) {
-        sum[r] = hn::MulAdd(hn::Load(d, row + r * stride + i), x, sum[r]);
-      }
+  FloatVec sum[kRows];
+  HWY_UNROLL(8)
+  for (int32_t r = 0; r < kRows; ++r) sum[r] = hn::Zero(d);
+  for (int32_t i = 0; i < stride; i += kLanes) {
+    const auto x = hn::Load(d, column + i);
+    HWY_UNROLL(8)
+    for (int32_t r = 0; r < kRows; ++r) {
+      sum[r] = hn::MulAdd(hn::Load(d, block + r * stride + i), x, sum[r]);
     }
-    hn::StoreU(sum_four(sum[0], sum[1], sum[2], sum[3]), four, share + k);
   }
+  HWY_UNROLL(8)
+  for (int32_t r = 0; r < kRows; r += 4) {
+    hn::StoreU(sum_four(sum[r], sum[r + 1], sum[r + 2], sum[r + 3]), four, share + r);
+  }
+}
+
+// share[k] = <block[k], column> for k < count.
+inline void dots_with(const float* block, const float* column, int32_t count, int32_t stride,
+                      float* share) {
+  int32_t k = 0;
+  for (; k + 8 <= count; k += 8) dots_of_rows<8>(block + k * stride, column, stride, share + k);
+  for (; k + 4 <= count; k += 4) dots_of_rows<4>(block + k * stride, column, stride, share + k);
   for (; k < count; ++k) share[k] = dot(block + k * stride, column, stride);
 }
 
-// Columns of block [rank][stride] made orthonormal; dependent or zero ones become zero (dead).
-inline void orthonormalise(int32_t rank, int32_t stride, float* block) {
+// row -= sum over k < count of share[k * share_stride] block[k], eight vectors at a time: as many
+// independent sums as hide the latency.
+inline void subtract_rows(const float* block, const float* share, int32_t share_stride,
+                          int32_t count, int32_t stride, float* row) {
   const FloatTag d;
+  constexpr int32_t kVectors = 8;
+  int32_t i = 0;
+  for (; i + kVectors * kLanes <= stride; i += kVectors * kLanes) {
+    FloatVec x[kVectors];
+    HWY_UNROLL(8)
+    for (int32_t v = 0; v < kVectors; ++v) x[v] = hn::Load(d, row + i + v * kLanes);
+    for (int32_t k = 0; k < count; ++k) {
+      const auto factor = hn::Set(d, share[k * share_stride]);
+      HWY_UNROLL(8)
+      for (int32_t v = 0; v < kVectors; ++v) {
+        x[v] = hn::NegMulAdd(factor, hn::Load(d, block + k * stride + i + v * kLanes), x[v]);
+      }
+    }
+    HWY_UNROLL(8)
+    for (int32_t v = 0; v < kVectors; ++v) hn::Store(x[v], d, row + i + v * kLanes);
+  }
+  for (; i < stride; i += kLanes) {
+    auto x = hn::Load(d, row + i);
+    for (int32_t k = 0; k < count; ++k) {
+      x = hn::NegMulAdd(hn::Set(d, share[k * share_stride]),
+                        hn::Load(d, block + k * stride + i), x);
+    }
+    hn::Store(x, d, row + i);
+  }
+}
+
+// Columns of block [rank][stride] made orthonormal; dependent or zero ones become zero (dead). The
+// second projection is left out where the first one took little away: it would change nothing
+// (Kahan and Parlett's criterion).
+inline void orthonormalise(int32_t rank, int32_t stride, float* block) {
   for (int32_t c = 0; c < rank; ++c) {
     float* column = block + c * stride;
     const float before = std::sqrt(dot(column, column, stride));
+    float norm = before;
+    float start = before;
     for (int32_t pass = 0; pass < 2 && c > 0; ++pass) {
       float share[kMaxRank + 4];
       dots_with(block, column, c, stride, share);
-      for (int32_t i = 0; i < stride; i += kLanes) {
-        auto x = hn::Load(d, column + i);
-        for (int32_t k = 0; k < c; ++k) {
-          x = hn::NegMulAdd(hn::Set(d, share[k]), hn::Load(d, block + k * stride + i), x);
-        }
-        hn::Store(x, d, column + i);
-      }
+      subtract_rows(block, share, 1, c, stride, column);
+      norm = std::sqrt(dot(column, column, stride));
+      if (norm > 0.7f * start) break;
+      start = norm;
     }
-    const float norm = c > 0 ? std::sqrt(dot(column, column, stride)) : before;
     const bool dead = !(before > 0.0f) || norm < 1e-6f * before;
     scale_row(dead ? 0.0f : 1.0f / norm, stride, column);
   }
@@ -143,52 +188,48 @@ inline void sort_by_strength(const BoundaryLayout& layout, const float* state,
   }
 }
 
-// keys [rank][padded(K)] <- keys (U^T U + 1e-7 I)^-1 by Cholesky.
+// keys [rank][padded(K)] <- keys (U^T U + 1e-7 I)^-1 by Cholesky: R^T R, R in the rows of `upper`.
 inline void least_squares(int32_t rank, int32_t stride, const float* values, int32_t key_stride,
                           float* keys) {
   const FloatTag d;
-  float lower[kMaxRank][kMaxRank + 4];
+  alignas(64) float upper[kMaxRank][kMaxRank + 16];
   float inverse[kMaxRank];
+  const int32_t width = padded(rank);
   for (int32_t i = 0; i < rank; ++i) {
-    dots_with(values, values + i * stride, i + 1, stride, lower[i]);
-    lower[i][i] += 1e-7f;
+    float share[kMaxRank + 4];
+    dots_with(values, values + i * stride, i + 1, stride, share);
+    for (int32_t j = 0; j <= i; ++j) upper[j][i] = share[j];
+    upper[i][i] += 1e-7f;
   }
   for (int32_t i = 0; i < rank; ++i) {
-    for (int32_t j = 0; j <= i; ++j) {
-      float sum = lower[i][j];
-      for (int32_t l = 0; l < j; ++l) sum -= lower[i][l] * lower[j][l];
-      if (i == j) {
-        // Rounding may eat the 1e-7 of a nearly dependent column; it then counts as dead.
-        inverse[i] = 1.0f / std::sqrt(std::max(sum, 1e-7f));
-      } else {
-        lower[i][j] = sum * inverse[j];
+    for (int32_t j = rank; j < width; ++j) upper[i][j] = 0.0f;
+    for (int32_t j = 0; j < i; ++j) upper[i][j] = 0.0f;
+  }
+  for (int32_t j = 0; j < rank; ++j) {
+    // Rounding may eat the 1e-7 of a nearly dependent column; it then counts as dead.
+    inverse[j] = 1.0f / std::sqrt(std::max(upper[j][j], 1e-7f));
+    const int32_t start = j / kLanes * kLanes;
+    for (int32_t l = start; l < width; l += kLanes) {
+      hn::Store(hn::Mul(hn::Load(d, upper[j] + l), hn::Set(d, inverse[j])), d, upper[j] + l);
+    }
+    for (int32_t i = j + 1; i < rank; ++i) {
+      const auto factor = hn::Set(d, upper[j][i]);
+      for (int32_t l = i / kLanes * kLanes; l < width; l += kLanes) {
+        hn::Store(hn::NegMulAdd(factor, hn::Load(d, upper[j] + l), hn::Load(d, upper[i] + l)), d,
+                  upper[i] + l);
       }
     }
   }
-  for (int32_t e = 0; e < key_stride; e += 2 * kLanes) {
-    const int32_t second = e + kLanes < key_stride ? kLanes : 0;
-    for (int32_t i = 0; i < rank; ++i) {
-      auto x0 = hn::Load(d, keys + i * key_stride + e);
-      auto x1 = hn::Load(d, keys + i * key_stride + e + second);
-      for (int32_t j = 0; j < i; ++j) {
-        const auto factor = hn::Set(d, lower[i][j]);
-        x0 = hn::NegMulAdd(factor, hn::Load(d, keys + j * key_stride + e), x0);
-        x1 = hn::NegMulAdd(factor, hn::Load(d, keys + j * key_stride + e + second), x1);
-      }
-      hn::Store(hn::Mul(x0, hn::Set(d, inverse[i])), d, keys + i * key_stride + e);
-      hn::Store(hn::Mul(x1, hn::Set(d, inverse[i])), d, keys + i * key_stride + e + second);
-    }
-    for (int32_t i = rank - 1; i >= 0; --i) {
-      auto x0 = hn::Load(d, keys + i * key_stride + e);
-      auto x1 = hn::Load(d, keys + i * key_stride + e + second);
-      for (int32_t j = i + 1; j < rank; ++j) {
-        const auto factor = hn::Set(d, lower[j][i]);
-        x0 = hn::NegMulAdd(factor, hn::Load(d, keys + j * key_stride + e), x0);
-        x1 = hn::NegMulAdd(factor, hn::Load(d, keys + j * key_stride + e + second), x1);
-      }
-      hn::Store(hn::Mul(x0, hn::Set(d, inverse[i])), d, keys + i * key_stride + e);
-      hn::Store(hn::Mul(x1, hn::Set(d, inverse[i])), d, keys + i * key_stride + e + second);
-    }
+  constexpr int32_t kColumn = kMaxRank + 16;
+  for (int32_t i = 0; i < rank; ++i) {  // R^T y = b
+    float* key = keys + i * key_stride;
+    subtract_rows(keys, &upper[0][i], kColumn, i, key_stride, key);
+    scale_row(inverse[i], key_stride, key);
+  }
+  for (int32_t i = rank - 1; i >= 0; --i) {  // R x = y
+    float* key = keys + i * key_stride;
+    subtract_rows(key + key_stride, &upper[i][i + 1], 1, rank - 1 - i, key_stride, key);
+    scale_row(inverse[i], key_stride, key);
   }
 }
 

@@ -40,6 +40,15 @@ using FloatMask = hn::Mask<FloatTag>;
 HWY_INLINE FloatMask no_lanes() { return hn::Ne(hn::Zero(FloatTag()), hn::Zero(FloatTag())); }
 HWY_INLINE FloatMask all_lanes() { return hn::Eq(hn::Zero(FloatTag()), hn::Zero(FloatTag())); }
 
+// Keeps a loaded vector in its register: GCC would rather load it again for every use, and loads are
+// what the product loops run out of.
+HWY_INLINE FloatVec in_register(FloatVec v) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  asm("" : "+v"(v.raw));
+#endif
+  return v;
+}
+
 // kLanes FP16 at `p`. Infinity becomes infinity, as fp16_to_float does.
 HWY_INLINE FloatVec load_fp16(const uint16_t* p) {
   const FloatTag d;
@@ -114,6 +123,15 @@ HWY_INLINE void store_bf16(FloatVec value, uint16_t* p) {
   const auto is_number = hn::RebindMask(du, hn::Eq(value, value));
   const auto half = hn::IfThenElse(is_number, rounded, quiet);
   hn::StoreU(hn::DemoteTo(HalfTag(), hn::BitCast(di, half)), HalfTag(), p);
+}
+
+// Round half to even of |v| < 2^31; Highway's own also mends what lies beyond.
+HWY_INLINE hn::Vec<Int32Tag> nearest_int(FloatVec v) {
+#if HWY_TARGET == HWY_AVX2
+  return hn::Vec<Int32Tag>{_mm256_cvtps_epi32(v.raw)};
+#else
+  return hn::NearestInt(v);
+#endif
 }
 
 // Sums over lanes of four vectors, as lanes 0..3 of a 128-bit vector. One order whoever calls it.

@@ -58,8 +58,8 @@ HWY_INLINE void unpack_6(const uint8_t* packed, int8_t* codes) {
   hn::StoreU(hn::BitCast(di, hn::Sub(stored, hn::Set(d, uint8_t{32}))), di, codes);
 }
 
-// codes [count rounded up to 32]: what lies past count is undefined. Sixteen bytes past the row's
-// last whole group may be read, which always lie inside the boundary state.
+// codes [count rounded up to 32]: what lies past count is undefined. Six-bit rows are read four bytes
+// past their end, which lie inside the boundary state since the value scales follow the payload.
 inline void unpack_row(const uint8_t* packed, int32_t count, int32_t bits, int8_t* codes) {
   int32_t done = 0;
   switch (bits) {
@@ -67,8 +67,7 @@ inline void unpack_row(const uint8_t* packed, int32_t count, int32_t bits, int8_
       std::memcpy(codes, packed, static_cast<size_t>(count));
       return;
     case 6:
-      // The last group is left to the plain loop: its 16 bytes might pass the end.
-      for (; done + 32 <= count; done += 16) unpack_6(packed + done / 4 * 3, codes + done);
+      for (; done + 16 <= count; done += 16) unpack_6(packed + done / 4 * 3, codes + done);
       break;
     case 4:
       for (; done + 32 <= count; done += 32) unpack_4(packed + done / 2, codes + done);
@@ -101,9 +100,14 @@ inline void pack_row(const int8_t* codes, int32_t count, int32_t bits, uint8_t* 
       const auto field2 = hn::ShiftRight<4>(hn::And(words, hn::Set(dw, 0x3f0000u)));
       const auto field3 = hn::ShiftRight<6>(hn::And(words, hn::Set(dw, 0x3f000000u)));
       const auto joined = hn::Or(hn::Or(field0, field1), hn::Or(field2, field3));
-      alignas(16) uint8_t group[16];
-      hn::Store(hn::TableLookupBytesOr0(hn::BitCast(d, joined), hn::Load(d, kGather)), d, group);
-      std::memcpy(packed + done / 4 * 3, group, 12);
+      const auto group = hn::TableLookupBytesOr0(hn::BitCast(d, joined), hn::Load(d, kGather));
+      if (done + 32 <= count) {
+        hn::StoreU(group, d, packed + done / 4 * 3);  // the next group overwrites the last four
+      } else {
+        alignas(16) uint8_t last[16];
+        hn::Store(group, d, last);
+        std::memcpy(packed + done / 4 * 3, last, 12);
+      }
     }
   } else if (bits == 4) {
     const hn::Repartition<uint16_t, Bytes16> d16;

@@ -11,6 +11,7 @@
 #define LEAPQUANT_CPU_RESIDUAL_INL_H_
 #endif
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -36,20 +37,49 @@ inline float combine_sixteen(float* lane) {
   return lane[0];
 }
 
-// sqrt of the mean magnitude of a row [stride].
-inline float row_magnitude(const float* row, int32_t v_dim, int32_t stride) {
+// What is collected while a residual is walked through: per lane.
+struct ResidualSums {
+  FloatVec largest;
+  FloatVec squared;
+};
+
+// sqrt of the mean magnitude of a row [stride]; adds the row to the sums.
+inline float row_magnitude(const float* row, int32_t v_dim, int32_t stride, ResidualSums* sums) {
   const FloatTag d;
   constexpr int32_t kParts = 16 / kLanes;
   FloatVec sum[kParts];
   for (int32_t p = 0; p < kParts; ++p) sum[p] = hn::Zero(d);
+  auto largest = sums->largest;
+  auto squared = sums->squared;
   for (int32_t j = 0; j < stride; j += 16) {
     for (int32_t p = 0; p < kParts; ++p) {
-      sum[p] = hn::Add(sum[p], hn::Abs(hn::Load(d, row + j + p * kLanes)));
+      const auto x = hn::Load(d, row + j + p * kLanes);
+      const auto magnitude = hn::Abs(x);
+      sum[p] = hn::Add(sum[p], magnitude);
+      largest = hn::Max(largest, magnitude);
+      squared = hn::MulAdd(x, x, squared);
     }
   }
+  sums->largest = largest;
+  sums->squared = squared;
   alignas(64) float lane[16];
   for (int32_t p = 0; p < kParts; ++p) hn::Store(sum[p], d, lane + p * kLanes);
   return std::sqrt(combine_sixteen(lane) / static_cast<float>(v_dim));
+}
+
+// float_to_log8 without its search: the exponent gives the octave, and thresholds of an octave are
+// those of another one scaled exactly.
+inline uint8_t encode_log8(const Log8Table& table, float value) {
+  if (!(value >= table.threshold[1])) return 0;
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const int32_t octave = static_cast<int32_t>(bits >> 23) - 127 + 16;
+  if (octave >= 32) return 255;
+  const auto mantissa = std::bit_cast<float>((bits & 0x007fffffu) | 0x3f800000u);
+  int32_t steps = 0;
+  // Octave 16 is that of mantissas; its last threshold belongs to the next octave's first step.
+  for (int32_t i = 1; i <= 8; ++i) steps += table.threshold[128 + i] <= mantissa ? 1 : 0;
+  const int32_t byte = 8 * octave + steps;
+  return static_cast<uint8_t>(byte < 0 ? 0 : byte > 255 ? 255 : byte);
 }
 
 // Smoothing factors from row magnitudes c [K], in place, written as the format stores them.
@@ -66,7 +96,7 @@ inline uint32_t encode_smoothing(const BoundaryLayout& layout, float* c, std::by
   uint32_t flags = 0;
   const Log8Table& table = log8_table();
   for (int32_t i = 0; i < k_dim; ++i) {
-    const uint8_t byte = float_to_log8(c[i]);
+    const uint8_t byte = encode_log8(table, c[i]);
     if (byte == 255 && c[i] > table.value[255] * 1.05f) flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
     boundary[layout.smoothing + i] = std::byte{byte};
     c[i] = table.value[byte];
@@ -93,13 +123,23 @@ inline uint32_t encode_value_scales(const BoundaryLayout& layout, const float* l
     hn::Store(hn::IfThenElseZero(hn::Ge(x, hn::Set(d, 1e-30f)), b), d, scale + j);
   }
   if (fp16) {
-    bool saturated = false;
     alignas(64) uint16_t half[256];
-    for (int32_t j = 0; j < v_dim; ++j) {
-      half[j] = scale[j] == 0.0f ? uint16_t{0} : float_to_fp16_up(scale[j], &saturated);
-      scale[j] = fp16_to_float(half[j]);
+    const auto limit = hn::Set(d, kFp16Max);
+    const HalfTag dh;
+    auto inside = all_lanes();
+    for (int32_t j = 0; j < stride; j += kLanes) {  // float_to_fp16_up, a vector at a time
+      const auto b = hn::Load(d, scale + j);
+      inside = hn::And(inside, hn::Le(b, limit));
+      const auto bounded = hn::Min(b, limit);
+      store_fp16(bounded, half + j);
+      // One step up where rounding went down: masks are -1 as integers.
+      const auto below = hn::VecFromMask(Int32Tag(), hn::RebindMask(Int32Tag(), hn::Lt(
+                                                         load_fp16(half + j), bounded)));
+      const auto stored = hn::PromoteTo(Int32Tag(), hn::LoadU(dh, half + j));
+      hn::StoreU(hn::DemoteTo(dh, hn::Sub(stored, below)), dh, half + j);
+      hn::Store(load_fp16(half + j), d, scale + j);
     }
-    if (saturated) flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
+    if (!hn::AllTrue(d, inside)) flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
     std::memcpy(boundary + layout.value_scale, half, static_cast<size_t>(v_dim) * 2);
   } else {
     std::memcpy(boundary + layout.value_scale, scale, static_cast<size_t>(v_dim) * 4);
@@ -113,6 +153,94 @@ inline uint32_t encode_value_scales(const BoundaryLayout& layout, const float* l
   return flags;
 }
 
+// The larger of a magnitude and the largest so far; a NaN never becomes the largest.
+HWY_INLINE FloatVec larger(FloatVec magnitude, FloatVec largest) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  return hn::Max(magnitude, largest);  // the second operand where one of them is NaN
+#else
+  return hn::IfThenElse(hn::Gt(magnitude, largest), magnitude, largest);
+#endif
+}
+
+// residual <- residual / c row by row, and the columns' largest magnitudes [stride].
+template <bool kSmooth>
+HWY_INLINE void smooth_rows(const float* c, int32_t k_dim, int32_t stride, float* residual,
+                            float* largest) {
+  const FloatTag d;
+  constexpr int32_t kVectors = kLanes >= 16 ? 1 : 2;
+  for (int32_t j = 0; j < stride; j += kVectors * kLanes) {
+    FloatVec most[kVectors];
+    for (int32_t v = 0; v < kVectors; ++v) most[v] = hn::Zero(d);
+    float* at = residual + j;
+    for (int32_t i = 0; i < k_dim; ++i) {
+      for (int32_t v = 0; v < kVectors; ++v) {
+        auto x = hn::Load(d, at + v * kLanes);
+        if constexpr (kSmooth) {
+          x = hn::Div(x, hn::Set(d, c[i]));
+          hn::Store(x, d, at + v * kLanes);
+        }
+        most[v] = larger(hn::Abs(x), most[v]);
+      }
+      at += stride;
+    }
+    for (int32_t v = 0; v < kVectors; ++v) hn::Store(most[v], d, largest + j + v * kLanes);
+  }
+}
+
+// Sixteen codes to int8, in order.
+HWY_INLINE void store_codes(const hn::Vec<Int32Tag>* code, int8_t* to) {
+#if HWY_TARGET == HWY_AVX2
+  const auto words = _mm256_packs_epi32(code[0].raw, code[1].raw);  // 0-3 8-11 | 4-7 12-15
+  const auto bytes = _mm_packs_epi16(_mm256_castsi256_si128(words),
+                                     _mm256_extracti128_si256(words, 1));  // by fours: 0 2 1 3
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm_shuffle_epi32(bytes, _MM_SHUFFLE(3, 1, 2, 0)));
+#else
+  for (int32_t v = 0; v < 16 / kLanes; ++v) {
+    hn::StoreU(hn::DemoteTo(ByteTag(), code[v]), ByteTag(), to + v * kLanes);
+  }
+#endif
+}
+
+// Codes of one row x [stride] of the smoothed residual; returns the sum of squared misses. kCareful: NaN gives code 0 and clears *is_number.
+template <bool kHalf, bool kCareful>
+HWY_INLINE float quantise_row(const float* row, int32_t stride, const float* inverse,
+                              const float* step, float q, int8_t* codes, FloatMask* is_number) {
+  const FloatTag d;
+  const auto low = hn::Set(d, -q);
+  const auto high = hn::Set(d, kHalf ? q - 1.0f : q);
+  const auto offset = hn::Set(d, 0.5f);
+  constexpr int32_t kParts = 16 / kLanes;
+  FloatVec sum[kParts];
+  for (int32_t p = 0; p < kParts; ++p) sum[p] = hn::Zero(d);
+  for (int32_t j = 0; j < stride; j += 16) {
+    hn::Vec<Int32Tag> code[kParts];
+    HWY_UNROLL(4)
+    for (int32_t p = 0; p < kParts; ++p) {
+      const int32_t at = j + p * kLanes;
+      const auto x = hn::Load(d, row + at);
+      auto y = hn::Mul(x, hn::Load(d, inverse + at));
+      if constexpr (kCareful) {
+        const auto number = hn::Eq(y, y);
+        *is_number = hn::And(*is_number, number);
+        y = hn::IfThenElseZero(number, y);
+        const auto outer = hn::Set(d, q + 1.0f);  // an infinity must not meet the 0.5
+        y = hn::Min(hn::Max(y, hn::Neg(outer)), outer);
+      }
+      if constexpr (kHalf) y = hn::Sub(y, offset);
+      // The bounds are integers, so bounding before rounding gives what bounding after it would.
+      code[p] = nearest_int(hn::Min(hn::Max(y, low), high));
+      auto level = hn::ConvertTo(d, code[p]);
+      if constexpr (kHalf) level = hn::Add(level, offset);
+      const auto miss = hn::NegMulAdd(level, hn::Load(d, step + at), x);
+      sum[p] = hn::MulAdd(miss, miss, sum[p]);
+    }
+    store_codes(code, codes + j);
+  }
+  for (int32_t p = 1; p < kParts; ++p) sum[0] = hn::Add(sum[0], sum[p]);
+  return sum_of_lanes(sum[0]);
+}
+
 // Encodes residual [K][stride] (consumed). c [padded(K)] holds the rows' magnitudes when the format
 // smooths. columns [4][padded(V)] is scratch. error may be null; `scale` keeps its squares in range.
 inline uint32_t encode_residual_rows(const BoundaryLayout& layout, float* c, float* residual,
@@ -123,62 +251,45 @@ inline uint32_t encode_residual_rows(const BoundaryLayout& layout, float* c, flo
   const int32_t v_dim = layout.v_dim;
   const int32_t stride = padded(v_dim);
   const bool smooth = layout.format.smoothing != LEAPQUANT_SMOOTHING_NONE;
+  // Magnitudes that are finite have finite entries under them: then no code can be NaN.
+  bool careful = !smooth;
+  for (int32_t i = 0; i < k_dim && smooth; ++i) careful = careful || !std::isfinite(c[i]);
   uint32_t flags = smooth ? encode_smoothing(layout, c, boundary) : 0u;
 
   float* largest = columns;
   float* inverse = columns + stride;
   float* step = columns + 2 * stride;
-  for (int32_t j = 0; j < stride; j += kLanes) hn::Store(hn::Zero(d), d, largest + j);
-  for (int32_t i = 0; i < k_dim; ++i) {
-    float* row = residual + static_cast<int64_t>(i) * stride;
-    const auto factor = hn::Set(d, smooth ? c[i] : 1.0f);
-    for (int32_t j = 0; j < stride; j += kLanes) {
-      auto x = hn::Load(d, row + j);
-      if (smooth) {
-        x = hn::Div(x, factor);
-        hn::Store(x, d, row + j);
-      }
-      const auto magnitude = hn::Abs(x);
-      const auto old = hn::Load(d, largest + j);
-      // A comparison with NaN is false: a NaN never becomes a scale.
-      hn::Store(hn::IfThenElse(hn::Gt(magnitude, old), magnitude, old), d, largest + j);
-    }
+  if (smooth) {
+    smooth_rows<true>(c, k_dim, stride, residual, largest);
+  } else {
+    smooth_rows<false>(c, k_dim, stride, residual, largest);
   }
+  for (int32_t j = 0; j < v_dim; ++j) careful = careful || !std::isfinite(largest[j]);
   flags |= encode_value_scales(layout, largest, inverse, step, boundary);
 
   const bool half = layout.format.levels == LEAPQUANT_HALF_INTEGERS;
   const auto q = static_cast<float>(layout.q_max);
-  const auto offset = hn::Set(d, half ? 0.5f : 0.0f);
-  const auto outer = hn::Set(d, q + 1.0f);
-  const auto low = hn::Set(d, -q);
-  const auto high = hn::Set(d, half ? q - 1.0f : q);
   auto is_number = all_lanes();
   alignas(64) int8_t codes[256];
   double squared = 0.0;
   auto* payload = reinterpret_cast<uint8_t*>(boundary + layout.payload);
   for (int32_t i = 0; i < k_dim; ++i) {
     const float* row = residual + static_cast<int64_t>(i) * stride;
-    auto sum = hn::Zero(d);
-    const float weight = (smooth ? c[i] : 1.0f) * scale;
-    for (int32_t j = 0; j < stride; j += kLanes) {
-      const auto x = hn::Load(d, row + j);
-      auto y = hn::Mul(x, hn::Load(d, inverse + j));
-      const auto number = hn::Eq(y, y);
-      is_number = hn::And(is_number, number);
-      y = hn::IfThenElseZero(number, y);
-      y = hn::Min(hn::Max(y, hn::Neg(outer)), outer);
-      if (half) y = hn::Sub(y, offset);
-      // The bounds are integers, so bounding before rounding gives what bounding after it would.
-      const auto code = hn::NearestInt(hn::Min(hn::Max(y, low), high));
-      hn::StoreU(hn::DemoteTo(ByteTag(), code), ByteTag(), codes + j);
-      if (error != nullptr) {
-        const auto level = hn::Add(hn::ConvertTo(d, code), offset);
-        const auto miss = hn::Mul(hn::NegMulAdd(level, hn::Load(d, step + j), x),
-                                  hn::Set(d, weight));
-        sum = hn::MulAdd(miss, miss, sum);
-      }
+    float sum;
+    if (careful) {
+      sum = half ? quantise_row<true, true>(row, stride, inverse, step, q, codes, &is_number)
+                 : quantise_row<false, true>(row, stride, inverse, step, q, codes,
+                                                   &is_number);
+    } else {
+      sum = half ? quantise_row<true, false>(row, stride, inverse, step, q, codes,
+                                                   &is_number)
+                 : quantise_row<false, false>(row, stride, inverse, step, q, codes,
+                                                    &is_number);
     }
-    squared += static_cast<double>(sum_of_lanes(sum));
+    const double weight = static_cast<double>(smooth ? c[i] : 1.0f) * scale;
+    // A square past the FP32 range comes from a scale that saturated: the row is lost.
+    const double missed = std::isfinite(sum) ? static_cast<double>(sum) : 3.4e38;
+    squared += missed * weight * weight;
     pack_row(codes, v_dim, layout.format.payload_bits,
              payload + static_cast<int64_t>(i) * layout.row_bytes);
   }

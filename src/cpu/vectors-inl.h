@@ -122,7 +122,7 @@ inline uint32_t encode_vector(const VectorPlace& place, std::byte* boundary, flo
       const auto steps = hn::Sub(hn::Div(hn::Load(d, row + i), hn::Set(d, scale)),
                                  hn::Set(d, shift));
       const auto bounded = hn::Min(hn::Max(steps, hn::Set(d, low)), hn::Set(d, high));
-      const auto code = hn::NearestInt(bounded);
+      const auto code = nearest_int(bounded);
       hn::StoreU(hn::DemoteTo(ByteTag(), code), ByteTag(), codes + i);
       const auto value = hn::Add(hn::ConvertTo(d, code), hn::Set(d, shift));
       hn::Store(hn::Mul(value, hn::Set(d, scale)), d, row + i);
