@@ -48,30 +48,36 @@ void prefill_head(const Layout& layout, const leapquant_pool& pool,
   const TokenAxis axis = {0, args.token_offsets[args.batch]};
   std::vector<double> state =
       rebuild(layout, pool, sequence.state_slot, sequence.window_slot, v_head, start);
-  const std::byte* continued = nullptr;  // checkpoint that is the running state, bit for bit
+  int32_t continued = -1;  // slot of the checkpoint that is the running state, bit for bit
   for (int32_t t = 0; t < sequence.num_tokens; ++t) {
     const int64_t row = sequence.first_token + t;
     const Token token = load_token(layout, args.inputs, axis, row, v_head);
     const std::vector<double> o = advance(layout, args.inputs, token, v_head, state.data());
     std::copy(o.begin(), o.end(),
               outputs + (row * layout.shape.num_v_heads + v_head) * layout.shape.head_v_dim);
-    continued = nullptr;
+    continued = -1;
     for (int32_t c = 0; c < args.num_checkpoints; ++c) {
       const leapquant_checkpoint& checkpoint = args.checkpoints[c];
       if (checkpoint.sequence != sequence.index || checkpoint.position != start + t + 1) continue;
       write_state(layout, pool, checkpoint.state_slot, v_head, state, checkpoint.position, true);
       if (args.through == 0) continue;
-      continued = boundary_state(layout, pool, checkpoint.state_slot, v_head);
-      decode_boundary(head, continued, state.data());
+      continued = checkpoint.state_slot;
+      decode_boundary(head, boundary_state(layout, pool, continued, v_head), state.data());
     }
   }
-  if (continued == nullptr) {
+  if (continued < 0) {
     write_state(layout, pool, sequence.state_slot, v_head, state, end, false);
     return;
   }
   // The end is a checkpoint: a hit would copy it, so the running state is that copy too.
-  std::copy(continued, continued + head.bytes,
+  const std::byte* boundary = boundary_state(layout, pool, continued, v_head);
+  std::copy(boundary, boundary + head.bytes,
             boundary_state(layout, pool, sequence.state_slot, v_head));
+  if (leapquant_health* health = health_of(layout, pool, sequence.state_slot, v_head)) {
+    const uint32_t flags = health->flags;
+    *health = *health_of(layout, pool, continued, v_head);
+    health->flags |= flags;
+  }
   base_of(layout, pool, sequence.state_slot, v_head) = end;
 }
 

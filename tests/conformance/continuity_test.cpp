@@ -228,8 +228,9 @@ TEST_P(Continuity, InitialStateAndStartPosition) {
   }
 }
 
-// Checkpoints on the way. Without `through` the run is the one without checkpoints, bit for bit;
-// with it, a later hit (copy the checkpoint, prefill the rest) equals the run, bit for bit.
+// Checkpoints on the way. Without `through` the run is the one without checkpoints, but for FP32
+// rounding (chunks may start anew at a checkpoint); with it, a later hit (copy the checkpoint,
+// prefill the rest) equals the run, bit for bit.
 TEST_P(Continuity, CheckpointsInsideAPrefill) {
   for (const leapquant_shape& shape : {grouped(), vectors()}) {
     const Layout layout = make_test_layout(shape, "int8+");
@@ -238,8 +239,14 @@ TEST_P(Continuity, CheckpointsInsideAPrefill) {
     for (int32_t slot = 0; slot < 6; ++slot) session.reset(slot);
     const Outputs plain = session.prefill({{0, 0, &tokens, 0, 100}})[0];
     const std::vector<leapquant_checkpoint> marks = {{0, 37, 2}, {0, 64, 3}};
-    EXPECT_EQ(session.prefill({{1, 0, &tokens, 0, 100}}, marks, false)[0], plain);
-    EXPECT_TRUE(session.memory().state_bytes(0) == session.memory().state_bytes(1));
+    const Outputs marked = session.prefill({{1, 0, &tokens, 0, 100}}, marks, false)[0];
+    EXPECT_LE(worst_relative_error(marked, widened(plain), shape.num_v_heads, shape.head_v_dim),
+              1e-5);
+    for (int32_t h = 0; h < shape.num_v_heads; ++h) {
+      // Two folds of states that are equal to FP32 rounding: each has the fold's error.
+      EXPECT_LE(relative_error(session.state(1, h, 100), session.state(0, h, 100)),
+                2.0f * session.memory().health(0)[h].fold_error);
+    }
     EXPECT_EQ(session.memory().base(2)[0], 37);
     EXPECT_EQ(session.memory().base(3)[1], 64);
     // The checkpoint is the state at its position: what a prefill that ends there leaves.

@@ -119,7 +119,7 @@ TEST(Drift, SmoothingHelpsWithOutlierRows) {
 // bounded; an FP32 state per step stays below 1e-5.
 TEST(Drift, ErrorsStayBoundedFor65536Tokens) {
   const ForcedTarget forced(best_cpu_backend());
-  constexpr int32_t kBlock = 4096;
+  constexpr int32_t kBlock = 4096;  // tokens, repeated
   for (float g : {-1e-4f, -1e-2f}) {
     const Tokens block = drift_tokens(32, kBlock, g, 124);
     const char* formats[] = {"int8", "int4+", "fp32:step"};

@@ -147,7 +147,7 @@ leapquant_launch Session::launch(int32_t batch) {
   const size_t per_sequence = (backend_.table->workspace_per_sequence(layout_) + 63) / 64 * 64;
   const size_t bytes =
       per_worker * static_cast<size_t>(num_workers_) + per_sequence * static_cast<size_t>(batch);
-  workspace_.assign(bytes + 64, kGarbage);
+  if (workspace_.size() < bytes + 64) workspace_.assign(bytes + 64, kGarbage);
   leapquant_launch result = LEAPQUANT_INIT(leapquant_launch);
   result.check = LEAPQUANT_CHECK_OFF;
   const auto address = reinterpret_cast<uintptr_t>(workspace_.data());

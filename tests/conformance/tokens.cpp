@@ -25,10 +25,15 @@ void for_each_array(const Tokens& like, const Use& use) {
   if (!like.beta.empty()) use(&Tokens::beta, n * hv);
 }
 
+// The same kind of tokens, none of them yet.
 Tokens without_tokens(const Tokens& like) {
-  Tokens result = like;
-  for_each_array(like, [&](auto array, size_t) { (result.*array).clear(); });
-  result.count = 0;
+  Tokens result;
+  result.shape = like.shape;
+  result.options = like.options;
+  result.a_log = like.a_log;
+  result.dt_bias = like.dt_bias;
+  result.bonus = like.bonus;
+  result.skip = like.skip;
   return result;
 }
 
@@ -62,7 +67,7 @@ leapquant_inputs Tokens::inputs() const {
 }
 
 Tokens slice(const Tokens& tokens, int32_t first, int32_t count) {
-  Tokens result = tokens;
+  Tokens result = without_tokens(tokens);
   result.count = count;
   for_each_array(tokens, [&](auto array, size_t width) {
     const auto begin = (tokens.*array).begin() + static_cast<int64_t>(width) * first;
