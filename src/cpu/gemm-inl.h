@@ -138,6 +138,21 @@ HWY_INLINE void strip_lower_product(const float* lower, size_t lower_stride, int
   }
 }
 
+// <x, y> of rows of `count` floats, a multiple of 16.
+HWY_INLINE float dot_product(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y,
+                             int32_t count) {
+  const FloatTag d;
+  FloatVec even = hn::Zero(d);
+  FloatVec odd = hn::Zero(d);
+  int32_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    even = hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, y + i), even);
+    odd = hn::MulAdd(hn::LoadU(d, x + i + kLanes), hn::LoadU(d, y + i + kLanes), odd);
+  }
+  if (i < count) even = hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, y + i), even);
+  return sum_of_lanes(hn::Add(even, odd));
+}
+
 }  // namespace leapquant::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

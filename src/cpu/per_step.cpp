@@ -32,12 +32,12 @@ struct StepScratch {
   float* log_decays;     // [T] or [T][K']
   float* betas;          // [T][n]
   float* decay;          // [K'] factors of the token at hand
-  float* ones;           // [K'] of the sub-steps after the first
+  float* ones;           // [K' or V'] of the sub-steps after the first
   float* decayed_key;    // [K']
   float* decayed_query;  // [K']
   float* correction;     // [V']
   float* read;           // [V']
-  float* output;         // [V']
+  float* output;         // [V'], zero past V
   float* ordered[3];     // [V'] each, in column order: correction and two sums
   float* state;          // [K, V] of formats that are not advanced in place
   float* encode;
@@ -51,7 +51,7 @@ struct StepHead {
   int32_t num_tokens;
   std::byte* boundary;
   leapquant_health* health;  // may be null
-  const std::byte* next;     // the state that this worker will need next, or null
+  const std::byte* next;     // FP32 or BF16 state that this worker will need next, or null
   int64_t next_bytes;
 };
 
@@ -77,6 +77,7 @@ struct OutputRow {
 
 #include "hwy/contrib/math/math-inl.h"
 
+#include "cpu/gemm-inl.h"
 #include "cpu/per_step_passes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -131,66 +132,54 @@ void advance_token(const StepHead& head, int32_t t, T* state, const StepScratch&
 
   // Reads of the state before the token: the first sub-step's, and the output's where it needs no
   // later state or where its only later part is <k, q> u.
-  float* correction = scratch.ordered[0];
-  float* read = scratch.ordered[1];
-  float* output = scratch.ordered[2];
+  constexpr bool kOrdered = sizeof(T) == 2;  // column order differs from the plain one
+  float* correction = kOrdered ? scratch.ordered[0] : scratch.correction;
+  float* read = kOrdered ? scratch.ordered[1] : scratch.read;
+  float* output = kOrdered ? scratch.ordered[2] : scratch.output;
   const float* first = given ? read_keys : scratch.decayed_key;
   const float* query = before_update ? q : scratch.decayed_query;
   const bool output_first = before_update || (delta && n == 1);
   if (delta && output_first) {
     const float* x[2] = {first, query};
     float* reads[2] = {read, output};
-    read_pass<2>(state, k_dim, v_dim, x, reads, ahead);
+    read_pass<2>(state, k_dim, v_dim, x, reads);
   } else if (delta) {
-    read_pass<1>(state, k_dim, v_dim, &first, &read, ahead);
+    read_pass<1>(state, k_dim, v_dim, &first, &read);
   } else if (output_first) {
-    read_pass<1>(state, k_dim, v_dim, &query, &output, ahead);
+    read_pass<1>(state, k_dim, v_dim, &query, &output);
   }
 
   for (int32_t j = 0; j < n; ++j) {
     const float* key = keys + j * key_stride;
     const float* decay = j == 0 ? scratch.decay : scratch.ones;
-    if (delta) from_column_order<T>(read, v_dim, scratch.read);
+    if (kOrdered && delta) from_column_order(read, v_dim, scratch.read);
     correct(values + j * value_stride, delta ? scratch.read : nullptr, betas[j], v_dim,
             scratch.correction);
-    to_column_order<T>(scratch.correction, v_dim, correction);
+    if (kOrdered) to_column_order(scratch.correction, v_dim, correction);
     UpdateSums not_last;
     UpdateSums& figures = j + 1 == n ? sums : not_last;
+    Ahead nothing;
+    Ahead& touched = j + 1 == n ? ahead : nothing;
     if (j + 1 < n && delta) {
       update_pass<true>(state, k_dim, v_dim, decay, key, correction,
-                        read_keys + (j + 1) * key_stride, read, figures, ahead);
+                        read_keys + (j + 1) * key_stride, read, figures, touched);
     } else if (j + 1 == n && !output_first) {
-      update_pass<true>(state, k_dim, v_dim, decay, key, correction, q, output, figures, ahead);
+      update_pass<true>(state, k_dim, v_dim, decay, key, correction, q, output, figures, touched);
     } else {
       update_pass<false>(state, k_dim, v_dim, decay, key, correction, nullptr, nullptr, figures,
-                         ahead);
+                         touched);
     }
   }
-  from_column_order<T>(output, v_dim, scratch.output);
+  if (kOrdered) from_column_order(output, v_dim, scratch.output);
 
   if (output_first && !before_update) {  // one sub-step: o = S^T (a . q) + <k, q> u
-    float product = 0.0f;
-    for (int32_t i = 0; i < k_dim; ++i) product += keys[i] * q[i];
+    const float product = dot_product(keys, q, padded(k_dim));
     for (int32_t c = 0; c < v_dim; ++c) scratch.output[c] += product * scratch.correction[c];
   }
   if (has_value_hooks(*head.inputs)) {
     const float weight = hook_weight(*head.inputs, head.v_head, k_dim, q, keys);
     for (int32_t c = 0; c < v_dim; ++c) scratch.output[c] += weight * values[c];
   }
-}
-
-// Passes over the state per token, and from them how much of `next` a row of a unit touches.
-template <class T>
-Ahead ahead_of(const StepHead& head) {
-  const leapquant_shape& shape = head.layout->shape;
-  const bool fused = shape.delta_rule == 0 && head.inputs->read_before_update == 0;
-  const int64_t passes = shape.sub_steps + (fused ? 0 : 1);
-  const int64_t units =
-      passes * shape.head_k_dim * std::max(1, shape.head_v_dim / UnitsOf<T>::Unit::kColumns);
-  Ahead ahead;
-  ahead.at = reinterpret_cast<const char*>(head.next);
-  ahead.step = static_cast<size_t>((head.next_bytes + units - 1) / units);
-  return ahead;
 }
 
 // Entries that are not finite become zero; true when there was one.
@@ -217,7 +206,7 @@ void advance_in_place(const StepHead& head, const StepScratch& scratch, const Ou
   const leapquant_shape& shape = head.layout->shape;
   const int64_t count = int64_t{shape.head_k_dim} * shape.head_v_dim;
   T* state = reinterpret_cast<T*>(head.boundary);
-  Ahead next = ahead_of<T>(head);
+  Ahead next = ahead_of_state(head.next, head.next_bytes);
   for (int32_t t = 0; t < head.num_tokens; ++t) {
     Ahead none;
     UpdateSums sums;
@@ -227,7 +216,7 @@ void advance_in_place(const StepHead& head, const StepScratch& scratch, const Ou
     // the total of one that does not.
     const float energy = sum_of_lanes(hn::Load(d, sums.energy));
     float total = energy + sum_of_lanes(hn::Load(d, sums.total));
-    for (int32_t c = 0; c < shape.head_v_dim; ++c) total += scratch.output[c];
+    total += dot_product(scratch.output, scratch.ones, padded(shape.head_v_dim));
     const bool bad = !std::isfinite(total) && clear_non_finite(state, count);
     if (head.health == nullptr) continue;
     head.health->residual_max = 0.0f;
@@ -298,7 +287,7 @@ size_t carve(const Layout& layout, std::byte* start, StepScratch* scratch) {
   scratch->log_decays = take(rows_of(tokens, vector ? k : 1));
   scratch->betas = take(rows_of(rows, 1));
   scratch->decay = take(rows_of(1, k));
-  scratch->ones = take(rows_of(1, k));
+  scratch->ones = take(rows_of(1, std::max(k, v)));
   scratch->decayed_key = take(rows_of(1, k));
   scratch->decayed_query = take(rows_of(1, k));
   scratch->correction = take(rows_of(1, v));
@@ -347,6 +336,34 @@ void check_sequence(void* argument, int32_t sequence, int32_t) {
   zero_output_rows(call.layout, args, sequence, is_active(args, sequence) ? num_tokens : 0);
 }
 
+// Asks the caches for one row of a head in a call's tensor or output, where the next head will look
+// first. Strides as in leapquant_tensor.
+void touch_row(const void* data, int64_t row_bytes, int64_t sequence_offset, int64_t head_offset) {
+  const char* row = static_cast<const char*>(data) + sequence_offset + head_offset;
+  for (int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte, 1, 3);
+}
+
+void touch_value_rows(const Layout& layout, const leapquant_decode_args& args, int32_t sequence,
+                      int32_t v_head) {
+  const leapquant_shape& shape = layout.shape;
+  const leapquant_tensor& v = args.inputs.v;
+  const auto given_or = [](int64_t stride, int64_t packed) {
+    return stride != 0 ? stride : packed;
+  };
+  const int64_t v_row = int64_t{shape.head_v_dim} * (v.type == LEAPQUANT_FP32 ? 4 : 2);
+  const int64_t v_stride = given_or(v.head_stride_bytes, v_row);
+  const int64_t sub_step = given_or(v.sub_step_stride_bytes, shape.num_v_heads * v_stride);
+  const int64_t token = given_or(v.token_stride_bytes, shape.sub_steps * sub_step);
+  touch_row(v.data, v_row, sequence * given_or(v.sequence_stride_bytes, args.tokens * token),
+            v_head * v_stride);
+  const leapquant_output& o = args.output;
+  const int64_t o_row = int64_t{shape.head_v_dim} * (o.type == LEAPQUANT_FP32 ? 4 : 2);
+  const int64_t o_stride = given_or(o.head_stride_bytes, o_row);
+  const int64_t o_token = given_or(o.token_stride_bytes, shape.num_v_heads * o_stride);
+  touch_row(o.data, o_row, sequence * given_or(o.sequence_stride_bytes, args.tokens * o_token),
+            v_head * o_stride);
+}
+
 // Prepares the inputs of one head and advances it. key_of: the pair whose keys the scratch holds.
 void run_head(const Call& call, int64_t item, int64_t end, const StepScratch& scratch,
               int64_t* key_of) {
@@ -385,8 +402,11 @@ void run_head(const Call& call, int64_t item, int64_t end, const StepScratch& sc
   const int32_t next_sequence = static_cast<int32_t>(next / heads);
   if (next < end && is_active(args, next_sequence)) {
     const int32_t next_head = static_cast<int32_t>(next % heads);
-    head.next = boundary_state(layout, call.pool, args.state_slots[next_sequence], next_head);
-    head.next_bytes = layout.head(next_head).bytes;
+    touch_value_rows(layout, args, next_sequence, next_head);
+    if (!layout.head(next_head).quantised()) {
+      head.next = boundary_state(layout, call.pool, args.state_slots[next_sequence], next_head);
+      head.next_bytes = layout.head(next_head).bytes;
+    }
   }
   LEAPQUANT_CPU_DISPATCH(advance_head)(head, scratch, {&layout, &args, sequence, v_head});
   base_of(layout, call.pool, slot, v_head) = args.positions[sequence] + span.num_tokens;
@@ -397,7 +417,10 @@ void run_heads(void* argument, int32_t task, int32_t worker) {
   const Call& call = *static_cast<const Call*>(argument);
   StepScratch scratch;
   carve(call.layout, worker_scratch(call.launch, call.worker_bytes, worker), &scratch);
-  std::fill(scratch.ones, scratch.ones + padded(call.layout.shape.head_k_dim), 1.0f);
+  const int32_t k_stride = padded(call.layout.shape.head_k_dim);
+  const int32_t v_stride = padded(call.layout.shape.head_v_dim);
+  std::fill(scratch.ones, scratch.ones + std::max(k_stride, v_stride), 1.0f);
+  std::fill(scratch.output, scratch.output + v_stride, 0.0f);
   const int64_t items = int64_t{call.args.batch} * call.layout.shape.num_v_heads;
   const int64_t end = items * (task + 1) / call.runs;
   int64_t key_of = -1;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Passes over one head's state [K, V] in FP32 or BF16, in place: reads by one or two vectors, and
-// the rank-one update with a read of what it leaves. Four rows at a time, so that the sums over
-// rows stay in L1 and the state streams. Knows nothing of tokens, slots or formats.
+// the rank-one update with a read of what it leaves. Knows nothing of tokens, slots or formats.
+//
+// Rows are walked four (or two) at a time, so that the sums over rows stay in L1; the rows of a
+// group lie K / 4 apart, so that each is a stream of its own through memory. Hardware prefetchers
+// follow such streams; they do not follow four neighbouring rows.
 //
 // Columns are walked in units of one or two vectors. The two of a BF16 state are
 // the even and the odd columns of a stretch, which are the low and the high halves of 32-bit words
@@ -136,13 +139,12 @@ struct UnitsOf<uint16_t> {
   using Tail = Bf16Tail;
 };
 
-// Plain order [V] to the column order of state type T, and back; `to` has room for padded(V).
-template <class T>
+// Plain order [V] to the column order of BF16 states, and back; `to` has room for padded(V).
 HWY_INLINE void to_column_order(const float* HWY_RESTRICT plain, int32_t v_dim,
                                 float* HWY_RESTRICT to) {
   const FloatTag d;
   int32_t c = 0;
-  for (; sizeof(T) == 2 && c + 2 * kLanes <= v_dim; c += 2 * kLanes) {
+  for (; c + 2 * kLanes <= v_dim; c += 2 * kLanes) {
     FloatVec even;
     FloatVec odd;
     hn::LoadInterleaved2(d, plain + c, even, odd);
@@ -152,49 +154,65 @@ HWY_INLINE void to_column_order(const float* HWY_RESTRICT plain, int32_t v_dim,
   std::memcpy(to + c, plain + c, static_cast<size_t>(v_dim - c) * sizeof(float));
 }
 
-template <class T>
 HWY_INLINE void from_column_order(const float* HWY_RESTRICT ordered, int32_t v_dim,
                                   float* HWY_RESTRICT plain) {
   const FloatTag d;
   int32_t c = 0;
-  for (; sizeof(T) == 2 && c + 2 * kLanes <= v_dim; c += 2 * kLanes) {
+  for (; c + 2 * kLanes <= v_dim; c += 2 * kLanes) {
     hn::StoreInterleaved2(hn::LoadU(d, ordered + c), hn::LoadU(d, ordered + c + kLanes), d,
                           plain + c);
   }
   std::memcpy(plain + c, ordered + c, static_cast<size_t>(v_dim - c) * sizeof(float));
 }
 
-// Memory that will be needed next, touched a little with every unit.
+// The beginnings of the next state's streams, asked for line by line during an update, while memory
+// has little else to read.
 struct Ahead {
   const char* at = nullptr;
-  size_t step = 0;  // bytes per row of a unit; 0: nothing to touch
+  size_t left = 0;       // lines left of the segment at hand
+  size_t segment = 0;    // lines of a segment
+  size_t skip = 0;       // bytes from a segment's end to the next one's start
+  int32_t segments = 0;  // 0: nothing to ask for
 
-  template <int32_t kRows>
   HWY_INLINE void touch() {
-    if (step == 0) return;
-    const size_t bytes = step * kRows;
+    if (segments == 0) return;
     __builtin_prefetch(at, 1, 2);
-    for (size_t offset = 64; offset < bytes; offset += 64) __builtin_prefetch(at + offset, 1, 2);
-    at += bytes;
+    at += 64;
+    if (--left != 0) return;
+    left = segment;
+    at += skip;
+    --segments;
   }
 };
 
-// sums[r] += S^T x[r] over the four rows from `rows`, from `column` on.
+// The first quarter of each of the kPassRows streams of a state.
+HWY_INLINE Ahead ahead_of_state(const std::byte* state, int64_t bytes) {
+  Ahead ahead;
+  const size_t stream = static_cast<size_t>(bytes) / kPassRows;
+  ahead.segment = stream / 4 / 64;
+  if (state == nullptr || ahead.segment == 0) return ahead;
+  ahead.at = reinterpret_cast<const char*>(state);
+  ahead.left = ahead.segment;
+  ahead.skip = stream - ahead.segment * 64;
+  ahead.segments = kPassRows;
+  return ahead;
+}
+
+// sums[r] += S^T x[r] over four rows, the first at `rows`, each `step` rows after the one before,
+// from `column` on; x[r] points to the first row's entry.
 template <class Unit, int32_t kReads>
-HWY_INLINE void read_columns(const typename Unit::Element* HWY_RESTRICT rows, int32_t v_dim,
-                             int32_t& column, const float* const* x, float* const* sums,
-                             Ahead& ahead) {
+HWY_INLINE void read_columns(const typename Unit::Element* HWY_RESTRICT rows, int32_t step,
+                             int32_t v_dim, int32_t& column, const float* const* x,
+                             float* const* sums) {
   const typename Unit::Tag d;
   using V = hn::Vec<typename Unit::Tag>;
   constexpr int32_t kVectors = Unit::kVectors;
   constexpr int32_t kWidth = Unit::kColumns / kVectors;
   V weight[kReads][kPassRows];
   for (int32_t r = 0; r < kReads; ++r) {
-    for (int32_t i = 0; i < kPassRows; ++i) weight[r][i] = hn::Set(d, x[r][i]);
+    for (int32_t i = 0; i < kPassRows; ++i) weight[r][i] = hn::Set(d, x[r][i * step]);
   }
-  Ahead touching = ahead;  // a copy, so that its pointer stays in a register
   for (; column + Unit::kColumns <= v_dim; column += Unit::kColumns) {
-    touching.touch<kPassRows>();
     V sum[kReads][kVectors];
     for (int32_t r = 0; r < kReads; ++r) {
       for (int32_t v = 0; v < kVectors; ++v) {
@@ -203,7 +221,7 @@ HWY_INLINE void read_columns(const typename Unit::Element* HWY_RESTRICT rows, in
     }
     for (int32_t i = 0; i < kPassRows; ++i) {
       V s[kVectors];
-      Unit::load(rows + static_cast<size_t>(i) * v_dim + column, s);
+      Unit::load(rows + static_cast<size_t>(i) * step * v_dim + column, s);
       for (int32_t v = 0; v < kVectors; ++v) keep_in_register(s[v]);
       for (int32_t r = 0; r < kReads; ++r) {
         for (int32_t v = 0; v < kVectors; ++v) {
@@ -217,23 +235,23 @@ HWY_INLINE void read_columns(const typename Unit::Element* HWY_RESTRICT rows, in
       }
     }
   }
-  ahead = touching;
 }
 
 // sums[r] [V] = state^T x[r] in column order; x[r] [K].
 template <int32_t kReads, class T>
 HWY_INLINE void read_pass(const T* state, int32_t k_dim, int32_t v_dim, const float* const* x,
-                          float* const* sums, Ahead& ahead) {
+                          float* const* sums) {
   for (int32_t r = 0; r < kReads; ++r) {
     for (int32_t c = 0; c < v_dim; ++c) sums[r][c] = 0.0f;
   }
-  for (int32_t row = 0; row < k_dim; row += kPassRows) {
+  const int32_t step = k_dim / kPassRows;
+  for (int32_t row = 0; row < step; ++row) {
     const T* rows = state + static_cast<size_t>(row) * v_dim;
     const float* weights[kReads];
     for (int32_t r = 0; r < kReads; ++r) weights[r] = x[r] + row;
     int32_t column = 0;
-    read_columns<typename UnitsOf<T>::Unit, kReads>(rows, v_dim, column, weights, sums, ahead);
-    read_columns<typename UnitsOf<T>::Tail, kReads>(rows, v_dim, column, weights, sums, ahead);
+    read_columns<typename UnitsOf<T>::Unit, kReads>(rows, step, v_dim, column, weights, sums);
+    read_columns<typename UnitsOf<T>::Tail, kReads>(rows, step, v_dim, column, weights, sums);
   }
 }
 
@@ -246,8 +264,8 @@ struct UpdateSums {
 };
 
 template <class Unit, bool kRead, int32_t kRows>
-HWY_INLINE void update_columns(typename Unit::Element* HWY_RESTRICT rows, int32_t v_dim,
-                               int32_t& column, const float* decay, const float* key,
+HWY_INLINE void update_columns(typename Unit::Element* HWY_RESTRICT rows, int32_t step,
+                               int32_t v_dim, int32_t& column, const float* decay, const float* key,
                                const float* x, const float* HWY_RESTRICT correction,
                                float* HWY_RESTRICT sums, UpdateSums& figures, Ahead& ahead) {
   const typename Unit::Tag d;
@@ -259,16 +277,16 @@ HWY_INLINE void update_columns(typename Unit::Element* HWY_RESTRICT rows, int32_
   V weight[kRows];
   V read[kRows];
   for (int32_t i = 0; i < kRows; ++i) {
-    factor[i] = hn::Set(d, decay[i]);
-    weight[i] = hn::Set(d, key[i]);
-    if constexpr (kRead) read[i] = hn::Set(d, x[i]);
+    factor[i] = hn::Set(d, decay[i * step]);
+    weight[i] = hn::Set(d, key[i * step]);
+    if constexpr (kRead) read[i] = hn::Set(d, x[i * step]);
   }
-  Ahead touching = ahead;
+  Ahead touching = ahead;  // a copy, so that it stays in registers
   V total = hn::Load(d, figures.total);
   V energy = hn::Load(d, figures.energy);
   V error = hn::Load(d, figures.error);
   for (; column + Unit::kColumns <= v_dim; column += Unit::kColumns) {
-    touching.touch<kRows>();
+    touching.touch();
     V u[kVectors];
     V sum[kVectors];
     for (int32_t v = 0; v < kVectors; ++v) {
@@ -279,7 +297,7 @@ HWY_INLINE void update_columns(typename Unit::Element* HWY_RESTRICT rows, int32_
     V squares = hn::Zero(d);
     V roundings = hn::Zero(d);
     for (int32_t i = 0; i < kRows; ++i) {
-      typename Unit::Element* at = rows + static_cast<size_t>(i) * v_dim + column;
+      typename Unit::Element* at = rows + static_cast<size_t>(i) * step * v_dim + column;
       V s[kVectors];
       V exact[kVectors];
       Unit::load(at, s);
@@ -329,14 +347,17 @@ HWY_INLINE void update_pass(T* state, int32_t k_dim, int32_t v_dim, const float*
   }
   // Fewer rows where more has to be kept in registers.
   constexpr int32_t kRows = kRead || sizeof(T) == 2 ? kPassRows / 2 : kPassRows;
-  for (int32_t row = 0; row < k_dim; row += kRows) {
+  const int32_t step = k_dim / kRows;
+  for (int32_t row = 0; row < step; ++row) {
     T* rows = state + static_cast<size_t>(row) * v_dim;
     const float* weights = kRead ? x + row : nullptr;
     int32_t column = 0;
-    update_columns<typename UnitsOf<T>::Unit, kRead, kRows>(
-        rows, v_dim, column, decay + row, key + row, weights, correction, sums, figures, ahead);
-    update_columns<typename UnitsOf<T>::Tail, kRead, kRows>(
-        rows, v_dim, column, decay + row, key + row, weights, correction, sums, figures, ahead);
+    update_columns<typename UnitsOf<T>::Unit, kRead, kRows>(rows, step, v_dim, column, decay + row,
+                                                            key + row, weights, correction, sums,
+                                                            figures, ahead);
+    update_columns<typename UnitsOf<T>::Tail, kRead, kRows>(rows, step, v_dim, column, decay + row,
+                                                            key + row, weights, correction, sums,
+                                                            figures, ahead);
   }
 }
 

@@ -133,21 +133,6 @@ HWY_INLINE void weigh_scalar(const ChunkShape& shape, int32_t tokens, const Chun
   for (int32_t k = 0; k < shape.key_stride; ++k) scratch.state_decay[k] = span(tokens - 1)[0];
 }
 
-// Rows of a multiple of 16 floats.
-HWY_INLINE float dot_product(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y,
-                             int32_t count) {
-  const FloatTag d;
-  FloatVec even = hn::Zero(d);
-  FloatVec odd = hn::Zero(d);
-  int32_t i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    even = hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, y + i), even);
-    odd = hn::MulAdd(hn::LoadU(d, x + i + kLanes), hn::LoadU(d, y + i + kLanes), odd);
-  }
-  if (i < count) even = hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, y + i), even);
-  return sum_of_lanes(hn::Add(even, odd));
-}
-
 // A read vector of token `t`, changed in place into D(t, -1) times itself while its weights against
 // the keys of rows 0 .. seen - 1 are collected on the way back through the tokens. after_decay: the
 // read follows its own token's decay.

@@ -77,8 +77,9 @@ TEST_P(PerStep, Fp32EqualsTheReference) { compare(GetParam(), 32, 1e-5, 1e-5); }
 // entries remain a few parts in a thousand of the largest one.
 TEST_P(PerStep, Bf16FollowsTheReference) { compare(GetParam(), 16, 4e-3, 8e-3); }
 
-// One scale per column: a code more or less is 1/127 of the largest entry.
-TEST_P(PerStep, Int8FollowsTheReference) { compare(GetParam(), 8, 1.6e-2, 1.6e-2); }
+// One scale per column: a code more or less is 1/127 of the column's largest entry. Codes that fall
+// differently (FP32 against FP64) feed back into later tokens; after 36 of them a few steps are left.
+TEST_P(PerStep, Int8FollowsTheReference) { compare(GetParam(), 8, 4.0 / 127, 4.0 / 127); }
 
 // What a BF16 state holds after a token is the FP32 update, rounded once half to even.
 TEST(PerStepBf16, IsRoundedHalfToEvenAfterEveryToken) {
