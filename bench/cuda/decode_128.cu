@@ -687,21 +687,21 @@ int time_all(const char* path, const char* which) {
   std::vector<Row> rows;
   const std::string w = which;
   if (w == "shape" || w == "all") {
-    rows.insert(rows.end(), {
-                                {"int8", S, 0, 512, 1, false, 1, 7, false, false},
-                                {"int8", S, 0, 512, 1, false, 1, 6, false, false},
-                                {"int8", S, 0, 512, 1, false, 1, 4, false, false},
-                                {"int8", S, 0, 512, 1, false, 2, 6, false, false},
-                                {"int8", V, 1, 512, 1, false, 1, 6, false, false},
-                                {"int4+", S, 0, 512, 1, false, 1, 7, false, false},
-                                {"int8", S, 0, 1, 1, false, 4, 1, false, false},
-                                {"int8", S, 0, 8, 1, false, 4, 2, false, false},
-                                {"int8", S, 0, 64, 1, false, 2, 6, false, false},
-                                {"int8", S, 0, 512, 1, true, 1, 0, false, true},
-                                {"int8", S, 0, 1, 1, false, 1, 0, false, true},
-                                {"int8", S, 0, 512, 1, true, 1, 4, true, true},
-                                {"int8", S, 0, 512, 1, true, 1, 6, false, true},
-                            });
+    rows = {
+        {"int8", S, 0, 512, 1, false, 1, 7, false, false},
+        {"int8", S, 0, 512, 1, false, 2, 7, false, false},
+        {"int8", S, 0, 512, 1, false, 2, 6, false, false},
+        {"int8", S, 0, 512, 1, false, 4, 6, false, false},
+        {"int8", V, 1, 512, 1, false, 1, 6, false, false},
+        {"int8", V, 1, 512, 1, false, 2, 6, false, false},
+        {"int4+", S, 0, 512, 1, false, 2, 8, false, false},
+        {"int8", S, 0, 1, 1, false, 4, 1, false, false},
+        {"int8", S, 0, 64, 1, false, 4, 6, false, false},
+        {"int8", S, 0, 512, 1, true, 1, 0, false, true},
+        {"int8", S, 0, 1, 1, false, 1, 0, false, true},
+        {"int8", S, 0, 512, 1, true, 1, 4, true, true},
+        {"int8", S, 0, 512, 1, true, 2, 6, false, true},
+    };
   }
   if (w == "table" || w == "all") {
     for (const char* state : {"int8", "int6", "int4", "int8+", "int6+", "int4+", "int4-compact"}) {

@@ -101,10 +101,44 @@ __device__ __forceinline__ float load_one(const char* row, int32_t type, int32_t
   return widen(make_uint2(raw, 0), type).x;
 }
 
-// Elements 4 `index` .. 4 `index` + 3; rows are 16-byte aligned.
+// Elements 4 `index` .. 4 `index` + 3 as they lie; rows are 16-byte aligned. Loading and widening
+// are apart so that all loads of a token are in flight before the first is waited for.
+__device__ __forceinline__ uint4 load_raw(const char* row, int32_t type, int32_t index) {
+  uint4 raw;
+  if (type == LEAPQUANT_FP32) {
+    raw = __ldg(reinterpret_cast<const uint4*>(row) + index);
+  } else {
+    const uint2 half = __ldg(reinterpret_cast<const uint2*>(row) + index);
+    raw.x = half.x;
+    raw.y = half.y;
+  }
+  return raw;
+}
+__device__ __forceinline__ float4 widen_raw(const uint4& raw, int32_t type) {
+  if (type == LEAPQUANT_FP32) {
+    return make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z),
+                       __uint_as_float(raw.w));
+  }
+  return widen(make_uint2(raw.x, raw.y), type);
+}
 __device__ __forceinline__ float4 load_four(const char* row, int32_t type, int32_t index) {
-  if (type == LEAPQUANT_FP32) return __ldg(reinterpret_cast<const float4*>(row) + index);
-  return widen(__ldg(reinterpret_cast<const uint2*>(row) + index), type);
+  return widen_raw(load_raw(row, type, index), type);
+}
+// The same for one element.
+__device__ __forceinline__ uint32_t load_raw_one(const char* row, int32_t type, int32_t index) {
+  return type == LEAPQUANT_FP32 ? __ldg(reinterpret_cast<const uint32_t*>(row) + index)
+                                : __ldg(reinterpret_cast<const unsigned short*>(row) + index);
+}
+__device__ __forceinline__ float widen_one(uint32_t raw, int32_t type) {
+  return type == LEAPQUANT_FP32 ? __uint_as_float(raw) : widen(make_uint2(raw, 0), type).x;
+}
+
+// value mod divisor and value / divisor for value >= 0, quick for powers of two.
+__device__ __forceinline__ int32_t modulo(int32_t value, int32_t divisor) {
+  return (divisor & (divisor - 1)) == 0 ? value & (divisor - 1) : value % divisor;
+}
+__device__ __forceinline__ int32_t quotient(int32_t value, int32_t divisor) {
+  return (divisor & (divisor - 1)) == 0 ? value >> (31 - __clz(divisor)) : value / divisor;
 }
 
 // Log decay of one raw gate input; `bias` is its index in dt_bias.
@@ -138,10 +172,11 @@ __device__ __forceinline__ char* boundary_of(const Call128& call, int32_t slot, 
 // Last boundary of a head at or below `position`.
 __device__ __forceinline__ int32_t last_boundary_of(const Call128& call, int32_t v_head,
                                                     int32_t position) {
-  const int32_t k_head = call.first_k_head + v_head / call.group;
-  const int32_t offset = call.stagger ? k_head * call.window / call.total_k_heads : 0;
+  const int32_t k_head = call.first_k_head + quotient(v_head, call.group);
+  const int32_t offset = call.stagger ? quotient(k_head * call.window, call.total_k_heads) : 0;
   const int32_t distance = position - offset;
-  const int32_t remainder = distance % call.window;
+  const int32_t remainder = (call.window & (call.window - 1)) == 0 ? distance & (call.window - 1)
+                                                                   : distance % call.window;
   return position - (remainder < 0 ? remainder + call.window : remainder);
 }
 
@@ -161,6 +196,7 @@ __device__ __forceinline__ FiniteTest finite_test(int32_t type) {
 }
 
 // True when this thread's share of `heads` rows of 128 elements holds a non-finite one.
+template <int kUnroll>
 __device__ __forceinline__ bool any_not_finite(const Rows128& rows, int64_t sequence, int32_t token,
                                                int32_t heads, int32_t thread, int32_t threads) {
   const FiniteTest test = finite_test(rows.type);
@@ -168,7 +204,7 @@ __device__ __forceinline__ bool any_not_finite(const Rows128& rows, int64_t sequ
   const int32_t pieces = heads << shift;
   const char* start = rows.data + sequence * rows.sequence_stride + token * rows.token_stride;
   uint32_t seen = 0;
-#pragma unroll 8
+#pragma unroll kUnroll
   for (int32_t i = thread; i < pieces; i += threads) {
     const uint4 raw =
         __ldg(reinterpret_cast<const uint4*>(start + (i >> shift) * rows.head_stride) +
@@ -180,14 +216,14 @@ __device__ __forceinline__ bool any_not_finite(const Rows128& rows, int64_t sequ
 }
 
 // This thread's share of the check of a sequence's inputs: bit 0 non-finite, bit 1 positive decay.
-template <bool kVector>
+template <bool kVector, int kUnroll>
 __device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t sequence,
                                                  int32_t tokens, int32_t thread, int32_t threads) {
   uint32_t faults = 0;
   for (int32_t t = 0; t < tokens; ++t) {
-    if (any_not_finite(call.q, sequence, t, call.k_heads, thread, threads) ||
-        any_not_finite(call.k, sequence, t, call.k_heads, thread, threads) ||
-        any_not_finite(call.v, sequence, t, call.v_heads, thread, threads)) {
+    if (any_not_finite<kUnroll>(call.q, sequence, t, call.k_heads, thread, threads) ||
+        any_not_finite<kUnroll>(call.k, sequence, t, call.k_heads, thread, threads) ||
+        any_not_finite<kUnroll>(call.v, sequence, t, call.v_heads, thread, threads)) {
       faults |= 1u;
     }
     for (int32_t h = thread; h < call.v_heads; h += threads) {
@@ -204,7 +240,7 @@ __device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t se
       }
     }
     if (kVector) {
-#pragma unroll 4
+#pragma unroll kUnroll
       for (int32_t i = thread; i < call.v_heads * 32 && call.gate == LEAPQUANT_GATE_READY;
            i += threads) {
         const float4 x =

@@ -351,36 +351,32 @@ struct Head {
   __device__ __forceinline__ void token(int32_t sequence, int32_t v_head, int32_t t, int32_t n,
                                         const Sequence128& s, const HeadFormat128& format,
                                         float* decay, bool append, Wait wait) const {
-    const int32_t k_head = v_head / call.group;
-    float4 q = load_four(row_of(call.q, sequence, t, k_head), call.q.type, lane);
-    float4 k = load_four(row_of(call.k, sequence, t, k_head), call.k.type, lane);
+    const int32_t k_head = quotient(v_head, call.group);
+    const uint4 q_raw = load_raw(row_of(call.q, sequence, t, k_head), call.q.type, lane);
+    const uint4 k_raw = load_raw(row_of(call.k, sequence, t, k_head), call.k.type, lane);
     const char* v_row = row_of(call.v, sequence, t, v_head);
-    float v[kCount];
+    uint4 v_raw;
+    uint32_t v_raw_one[kCount];
     if constexpr (kCount == 4) {
-      const float4 x = load_four(v_row, call.v.type, place);
-      v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+      v_raw = load_raw(v_row, call.v.type, place);
     } else {
 #pragma unroll
       for (int32_t i = 0; i < kCount; ++i) {
-        v[i] = load_one(v_row, call.v.type, kCount * place + i);
+        v_raw_one[i] = load_raw_one(v_row, call.v.type, kCount * place + i);
       }
     }
-    float beta = 1.0f;
+    uint32_t beta_raw = 0;
     if (call.beta.data != nullptr) {
-      beta = beta_of(call, load_one(row_of(call.beta, sequence, t, 0), call.beta.type, v_head));
+      beta_raw = load_raw_one(row_of(call.beta, sequence, t, 0), call.beta.type, v_head);
     }
-    float4 g = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // scalar: x only
+    uint4 g_raw = make_uint4(0, 0, 0, 0);
     if constexpr (kVector) {
-      g = load_four(row_of(call.log_decay, sequence, t, v_head), call.log_decay.type, lane);
-      const int32_t bias = v_head * 128 + 4 * lane;
-      g.x = gate_of(call, g.x, v_head, bias);
-      g.y = gate_of(call, g.y, v_head, bias + 1);
-      g.z = gate_of(call, g.z, v_head, bias + 2);
-      g.w = gate_of(call, g.w, v_head, bias + 3);
+      g_raw = load_raw(row_of(call.log_decay, sequence, t, v_head), call.log_decay.type, lane);
     } else if (call.log_decay.data != nullptr) {
-      const char* row = row_of(call.log_decay, sequence, t, 0);
-      g.x = gate_of(call, load_one(row, call.log_decay.type, v_head), v_head, v_head);
+      g_raw.x = load_raw_one(row_of(call.log_decay, sequence, t, 0), call.log_decay.type, v_head);
     }
+    float4 q = widen_raw(q_raw, call.q.type);
+    float4 k = widen_raw(k_raw, call.k.type);
 
     if (call.l2norm != 0) {
       const float qs = 1.0f / sqrtf(sum_of_warp(dot_four(q, q)) + call.l2norm_eps);
@@ -390,6 +386,19 @@ struct Head {
     }
     q = make_float4(q.x * call.q_scale, q.y * call.q_scale, q.z * call.q_scale, q.w * call.q_scale);
     const float own = sum_of_warp(dot_four(k, q));
+    float4 g = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // scalar: x only
+    if constexpr (kVector) {
+      g = widen_raw(g_raw, call.log_decay.type);
+      if (call.gate != LEAPQUANT_GATE_READY) {
+        const int32_t bias = v_head * 128 + 4 * lane;
+        g.x = gate_of(call, g.x, v_head, bias);
+        g.y = gate_of(call, g.y, v_head, bias + 1);
+        g.z = gate_of(call, g.z, v_head, bias + 2);
+        g.w = gate_of(call, g.w, v_head, bias + 3);
+      }
+    } else if (call.log_decay.data != nullptr) {
+      g.x = gate_of(call, widen_one(g_raw.x, call.log_decay.type), v_head, v_head);
+    }
     float4 a;
     a.x = exp_fast(g.x);
     if constexpr (kVector) {
@@ -587,6 +596,17 @@ struct Head {
       add(row + i, load_nibbles<kCount>(shared + format.int4_values + i * 64, place));
     }
 
+    float v[kCount];
+    if constexpr (kCount == 4) {
+      const float4 x = widen_raw(v_raw, call.v.type);
+      v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+    } else {
+#pragma unroll
+      for (int32_t i = 0; i < kCount; ++i) v[i] = widen_one(v_raw_one[i], call.v.type);
+    }
+    float beta = 1.0f;
+    if (call.beta.data != nullptr) beta = beta_of(call, widen_one(beta_raw, call.beta.type));
+
     // Residual, correction, output.
     float u[kCount], o[kCount];
     const float full_k = unit_k * decay_all;
@@ -614,7 +634,7 @@ struct Head {
     const float k_in[4] = {k.x, k.y, k.z, k.w};
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) k_half[i] = to_half_saturated(k_in[i], &saturated);
-    const int32_t ring = (s.position + t) % call.ring_tokens;
+    const int32_t ring = modulo(s.position + t, call.ring_tokens);
     char* window = call.windows + s.window_slot * call.window_stride;
     char* u_row = window + call.corrections + v_head * call.correction_head_stride + ring * 256;
     char* k_row = window + k_head * call.key_head_stride + ring * 256;
@@ -700,10 +720,10 @@ struct Head {
     barrier_expect(barrier, total);
     bulk_copy(at, boundary_of(call, s.slot, v_head), static_cast<uint32_t>(format.bytes), barrier);
     if (n == 0) return;
-    const int32_t ring = base % call.ring_tokens;
+    const int32_t ring = modulo(base, call.ring_tokens);
     const int32_t head_part = min(n, call.ring_tokens - ring);
     const char* window = call.windows + s.window_slot * call.window_stride;
-    const char* rows[3] = {window + (v_head / call.group) * call.key_head_stride,
+    const char* rows[3] = {window + quotient(v_head, call.group) * call.key_head_stride,
                            window + call.corrections + v_head * call.correction_head_stride,
                            window + call.log_decays + v_head * call.decay_head_stride};
     const int32_t to[3] = {plan.keys, plan.corrections, plan.decays};
@@ -736,7 +756,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
 
   const int64_t total = int64_t{call.batch} * call.v_heads;
   const int64_t first = total * blockIdx.x / gridDim.x;
-  const int64_t last = total * (blockIdx.x + 1) / gridDim.x;
+  const int32_t count = static_cast<int32_t>(total * (blockIdx.x + 1) / gridDim.x - first);
   uint32_t parity = 0;
   bool any_deferred = false;
 
@@ -751,11 +771,14 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
     Sequence128 s = {};
     uint32_t faults = 0;
     int32_t bases = 0;
-    for (int64_t item = first; item < last; ++item) {
-      const int32_t index = static_cast<int32_t>(item - first);
+    int32_t sequence = static_cast<int32_t>(first / call.v_heads);
+    int32_t v_head = static_cast<int32_t>(first - int64_t{sequence} * call.v_heads) - 1;
+    for (int32_t index = 0; index < count; ++index) {
+      if (++v_head == call.v_heads) {
+        v_head = 0;
+        ++sequence;
+      }
       if (pass == 1 && (deferred[index >> 5] >> (index & 31) & 1u) == 0) continue;
-      const int32_t sequence = static_cast<int32_t>(item / call.v_heads);
-      const int32_t v_head = static_cast<int32_t>(item - int64_t{sequence} * call.v_heads);
       const bool fresh = sequence != current;
       if (fresh) {
         s = load_sequence(call, sequence);
@@ -782,7 +805,8 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
       if (copies && threadIdx.x == 0) head.start_copies(s, v_head, base, n, format, barrier);
       if (pass == 0 && fresh && s.alive && faults == 0) {  // deferred heads have passed it
         uint32_t found = check_positions(call, s, threadIdx.x, 32 * kWarps);
-        found |= check_inputs<kVector>(call, sequence, s.tokens, threadIdx.x, 32 * kWarps);
+        found |= check_inputs<kVector, (kWarps == 1 ? 8 : 4)>(call, sequence, s.tokens, threadIdx.x,
+                                                              32 * kWarps);
         if constexpr (kWarps == 1) {
           faults = __reduce_or_sync(kAll, found);
         } else {
@@ -808,7 +832,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
           const float* decays =
               reinterpret_cast<const float*>(call.windows + s.window_slot * call.window_stride +
                                              call.log_decays + v_head * call.decay_head_stride);
-          decay = decays[(base + lane) % call.ring_tokens];
+          decay = decays[modulo(base + lane, call.ring_tokens)];
         }
         for (int32_t t = 0; t < s.tokens; ++t) {
           head.token(sequence, v_head, t, n + t, s, format, &decay, t + 1 < s.tokens, [&] {
@@ -819,7 +843,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
             }
           });
         }
-        fence_async_proxy();  // appended records before the next copies over them
+        if (s.tokens > 1) fence_async_proxy();  // appended records, before copies over them
       } else if (copies) {
         barrier_wait(barrier, parity);
       }

@@ -957,7 +957,8 @@ __device__ void fold_one(const Call128& call, char* shared, int32_t sequence, in
     if (lane < records) {
       const int32_t ring = (base + lane) % call.ring_tokens;
       bulk_copy(shared_address(shared + plan.keys + lane * 256),
-                window + (v_head / call.group) * call.key_head_stride + ring * 256, 256, barrier);
+                window + (quotient(v_head, call.group)) * call.key_head_stride + ring * 256, 256,
+                barrier);
       bulk_copy(shared_address(shared + plan.rows + lane * kRowBytes),
                 window + call.corrections + v_head * call.correction_head_stride + ring * 256, 256,
                 barrier);
@@ -980,7 +981,7 @@ __device__ void fold_one(const Call128& call, char* shared, int32_t sequence, in
     scalar_decays[lane] = x;
   }
   const uint32_t found = check_positions(call, s, thread, kThreads) |
-                         check_inputs<kVector>(call, sequence, s.tokens, thread, kThreads);
+                         check_inputs<kVector, 2>(call, sequence, s.tokens, thread, kThreads);
   const bool faulty = __syncthreads_or(found != 0) != 0;
   if (fits) {
     barrier_wait(barrier, *parity);
