@@ -78,7 +78,7 @@ TEST_P(PerStep, Fp32EqualsTheReference) { compare(GetParam(), 32, 1e-5, 1e-5); }
 TEST_P(PerStep, Bf16FollowsTheReference) { compare(GetParam(), 16, 4e-3, 8e-3); }
 
 // One scale per column: a code more or less is 1/127 of the column's largest entry. Codes that fall
-// differently (FP32 against FP64) feed back into later tokens; after 36 of them a few steps are left.
+// differently (FP32 against FP64) feed back into later tokens; after 36 a few steps are left.
 TEST_P(PerStep, Int8FollowsTheReference) { compare(GetParam(), 8, 4.0 / 127, 4.0 / 127); }
 
 // What a BF16 state holds after a token is the FP32 update, rounded once half to even.
