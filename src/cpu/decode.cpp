@@ -34,17 +34,18 @@ void decode_head_target(HeadCall& call, const DecodeScratch& scratch, Ahead* ahe
                         const leapquant_decode_args& args, int32_t sequence) {
   const HeadContext c(call, scratch);
   prepare_head(c, ahead);
-  RankRow rows[kMaxDecodeRank];
-  for (int32_t r = 0; r < c.head.rank; ++r) rows[r] = rank_row(c, Side::kValue, r);
+  RankRows rows;
+  rank_rows(c, Side::kValue, &rows);
   for (int32_t t = 0; t < call.tokens; ++t) {
     in_threes(c.reads, [&](int32_t s, auto size) {
-      add_rows<decltype(size)::value>(c, rows, t, s, c.records_at(t));
+      add_rows<decltype(size)::value>(c, rows, t, s, c.records_at(t), ahead);
     });
     make_corrections(c, t);
     make_output(c, t);
     append_records(c, t);
     store_output(call.layout, args.output, args.tokens, sequence, t, call.v_head, scratch.output);
   }
+  ahead->fetch(kAllLines);
 }
 
 }  // namespace leapquant::cpu::HWY_NAMESPACE
@@ -96,7 +97,6 @@ struct DecodeCall {
   void look_ahead(int32_t sequence, int32_t v_head, bool with_keys, Ahead* ahead) const {
     if (idle(sequence)) return;
     const int32_t slot = args.state_slots[sequence];
-    ahead->add(boundary_state(layout, pool, slot, v_head), layout.head(v_head).bytes);
     const WindowView view = window(sequence, v_head);
     const int32_t base = base_of(layout, pool, slot, v_head);
     const int32_t ring = layout.window.ring_tokens;
@@ -116,6 +116,7 @@ struct DecodeCall {
       rows(view.log_decays,
            static_cast<int64_t>(layout.window.decay_bytes) * layout.window.decay_count);
     }
+    ahead->add(boundary_state(layout, pool, slot, v_head), layout.head(v_head).bytes);
   }
 
   void run_unit(int32_t unit, bool more, const DecodeScratch& scratch) const {

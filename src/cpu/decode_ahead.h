@@ -9,6 +9,9 @@
 
 namespace leapquant::cpu {
 
+// More than any head has.
+inline constexpr int32_t kAllLines = 1 << 20;
+
 class Ahead {
  public:
   // Adds the bytes [start, start + bytes).

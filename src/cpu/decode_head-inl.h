@@ -83,14 +83,14 @@ inline void gather_rows(const HeadContext& c) {
   const int32_t steps = c.shape.steps;
   const int32_t k_dim = c.layout.shape.head_k_dim;
   const int32_t v_dim = c.layout.shape.head_v_dim;
-  for (int32_t m = 0; m < c.ring_records; ++m) {
-    const int32_t token = c.call.base + m / steps;
-    const int64_t record =
-        int64_t{token % c.layout.window.ring_tokens} * steps + m % steps;
-    c.scratch.keys[m] = padded_row(c.call.window.keys + record * k_dim, k_dim,
+  const int32_t ring_end = c.layout.window.ring_tokens * steps;
+  int32_t record = c.call.base % c.layout.window.ring_tokens * steps;
+  for (int32_t m = 0; m < c.ring_records; ++m, ++record) {
+    if (record == ring_end) record = 0;
+    c.scratch.keys[m] = padded_row(c.call.window.keys + int64_t{record} * k_dim, k_dim,
                                    c.scratch.ring_keys + static_cast<int64_t>(m) * c.shape.key);
     c.scratch.corrections[m] =
-        padded_row(c.call.window.corrections + record * v_dim, v_dim,
+        padded_row(c.call.window.corrections + int64_t{record} * v_dim, v_dim,
                    c.scratch.ring_u + static_cast<int64_t>(m) * c.shape.value);
   }
   for (int32_t m = 0; m < c.call.tokens * steps; ++m) {
@@ -142,23 +142,31 @@ inline void make_reads(const HeadContext& c) {
   }
 }
 
-// factors[n][m] = <keys[m], vectors[n]> for four records and kCount vectors; then times weight.
-template <int32_t kCount>
-HWY_INLINE void four_record_dots(const uint16_t* const* keys, const float* vectors,
-                                 int32_t stride, float* factors, int32_t factor_stride) {
+// Lines of the next head's memory that are fetched beside the work on four records or compensators.
+// Bursts would fill the queue of outstanding misses and stop the work; the payload's loop alone would
+// be too short for all of them.
+inline constexpr int32_t kLinesPerGroup = 8;
+
+HWY_INLINE FloatVec load_stored(const uint16_t* p) { return load_fp16(p); }
+HWY_INLINE FloatVec load_stored(const int8_t* p) { return load_int8(p); }
+
+// factors[n][m] = <keys[m], vectors[n]> for four rows of FP16 or int8 and kCount vectors.
+template <int32_t kCount, class T>
+HWY_INLINE void four_dots(const T* const* keys, const float* vectors, int32_t stride,
+                          float* factors, int32_t factor_stride) {
   const FloatTag d;
   const hn::FixedTag<float, 4> four;
   FloatVec sum[kCount][4];
   for (int32_t n = 0; n < kCount; ++n) {
     for (int32_t m = 0; m < 4; ++m) sum[n][m] = hn::Zero(d);
   }
-  const uint16_t* key0 = keys[0];
-  const uint16_t* key1 = keys[1];
-  const uint16_t* key2 = keys[2];
-  const uint16_t* key3 = keys[3];
+  const T* key0 = keys[0];
+  const T* key1 = keys[1];
+  const T* key2 = keys[2];
+  const T* key3 = keys[3];
   for (int32_t i = 0; i < stride; i += kLanes) {
-    const FloatVec w[4] = {load_fp16(key0 + i), load_fp16(key1 + i), load_fp16(key2 + i),
-                           load_fp16(key3 + i)};
+    const FloatVec w[4] = {load_stored(key0 + i), load_stored(key1 + i), load_stored(key2 + i),
+                           load_stored(key3 + i)};
     for (int32_t n = 0; n < kCount; ++n) {
       const auto x = hn::Load(d, vectors + n * stride + i);
       for (int32_t m = 0; m < 4; ++m) sum[n][m] = hn::MulAdd(w[m], x, sum[n][m]);
@@ -186,14 +194,15 @@ HWY_INLINE void in_threes(int32_t count, const Kernel& kernel) {
 // factors[n][first..last) = <keys[m], vectors[n]>; entries up to the next multiple of four are
 // written too, with the last record's value.
 inline void record_dots(const HeadContext& c, int32_t first, int32_t last, const float* vectors,
-                        float* factors) {
+                        float* factors, Ahead* ahead) {
   for (int32_t m = first; m < last; m += 4) {
+    ahead->fetch(kLinesPerGroup);
     const uint16_t* keys[4];
     for (int32_t r = 0; r < 4; ++r) keys[r] = c.scratch.keys[m + r < last ? m + r : last - 1];
     in_threes(c.reads, [&](int32_t n, auto size) {
       constexpr int32_t kCount = decltype(size)::value;
       alignas(16) float four[kCount * 4];
-      four_record_dots<kCount>(keys, vectors + static_cast<int64_t>(n) * c.shape.key, c.shape.key,
+      four_dots<kCount>(keys, vectors + static_cast<int64_t>(n) * c.shape.key, c.shape.key,
                                four, 4);
       for (int32_t v = 0; v < kCount; ++v) {
         for (int32_t r = 0; r < 4 && m + r < last; ++r) {
@@ -212,11 +221,11 @@ inline float scalar_decay(const HeadContext& c, int32_t token) {
 }
 
 // Factors of the records that token t reads, and its scaled read vectors exp(H) r.
-inline void record_factors_scalar(const HeadContext& c, int32_t t) {
+inline void record_factors_scalar(const HeadContext& c, int32_t t, Ahead* ahead) {
   const FloatTag d;
   const int32_t steps = c.shape.steps;
   const int32_t records = c.records_at(t);
-  if (records > 0) record_dots(c, 0, records, c.read(t, 0), c.record_factors(t, 0));
+  if (records > 0) record_dots(c, 0, records, c.read(t, 0), c.record_factors(t, 0), ahead);
   float later = 0.0f;
   // exp of sixteen sums at a time: newest token first.
   const int32_t tokens = records / steps;
@@ -246,7 +255,7 @@ inline void record_factors_scalar(const HeadContext& c, int32_t t) {
   }
 }
 
-inline void record_factors_vector(const HeadContext& c, int32_t t) {
+inline void record_factors_vector(const HeadContext& c, int32_t t, Ahead* ahead) {
   const FloatTag d;
   const int32_t steps = c.shape.steps;
   const int32_t stride = c.shape.key;
@@ -256,7 +265,7 @@ inline void record_factors_vector(const HeadContext& c, int32_t t) {
   for (int32_t i = 0; i < stride; i += kLanes) hn::Store(hn::Zero(d), d, later + i);
   for (int32_t token = c.call.position + t - 1; token >= c.call.base; --token) {
     const int32_t first = (token - c.call.base) * steps;
-    record_dots(c, first, first + steps, weighted, c.record_factors(t, 0));
+    record_dots(c, first, first + steps, weighted, c.record_factors(t, 0), ahead);
     const float* g = c.scratch.weight;
     if (token >= c.call.position) {
       g = c.scratch.stored_decay + static_cast<int64_t>(token - c.call.position) * stride;
@@ -276,65 +285,81 @@ inline void record_factors_vector(const HeadContext& c, int32_t t) {
               static_cast<size_t>(c.reads * stride) * sizeof(float));
 }
 
-// A compensator's side as the read path wants it: FP16, or int8 codes with a scale and an offset.
-struct RankRow {
-  const uint16_t* half;
-  const int8_t* codes;
-  float scale;
-  float offset;
+// One side of the compensators as the read path wants it: FP16 rows, then rows of int8 codes.
+struct RankRows {
+  const uint16_t* half[kMaxDecodeRank + 4];
+  const int8_t* codes[kMaxDecodeRank + 4];  // from num_fp16 on
 };
 
-inline RankRow rank_row(const HeadContext& c, Side side, int32_t r) {
-  const VectorPlace place = vector_place(c.head, side, r);
-  const std::byte* data = c.call.boundary + place.data;
-  const int64_t spare = static_cast<int64_t>(r) * std::max(c.shape.key, c.shape.value);
-  RankRow row{nullptr, nullptr, 1.0f, 0.0f};
-  if (place.bits == 16) {
-    row.half = padded_row(reinterpret_cast<const uint16_t*>(data), place.count,
-                          c.scratch.rank_halves + spare);
-    return row;
-  }
-  row.scale = scale_at(c.call.boundary, place.scale);
-  int8_t* codes = c.scratch.rank_codes + spare;
-  if (place.bits == 8 && place.count % 16 == 0) {
-    row.codes = reinterpret_cast<const int8_t*>(data);
-    return row;
-  }
-  unpack_row(reinterpret_cast<const uint8_t*>(data), place.count, place.bits, codes);
-  for (int32_t i = place.count; i % 16 != 0; ++i) codes[i] = 0;
-  row.offset = place.bits == 4 ? 0.5f : 0.0f;
-  row.codes = codes;
-  return row;
-}
-
-// factors[n] = <key side r, vectors[n]>.
-template <int32_t kCount>
-HWY_INLINE void rank_dot(const RankRow& row, const float* vectors, int32_t stride, float* factors,
-                         int32_t factor_stride) {
-  const FloatTag d;
-  FloatVec sum[kCount];
-  for (int32_t n = 0; n < kCount; ++n) sum[n] = hn::Zero(d);
-  const auto offset = hn::Set(d, row.offset);
-  for (int32_t i = 0; i < stride; i += kLanes) {
-    const auto w = row.half != nullptr ? load_fp16(row.half + i)
-                                       : hn::Add(load_int8(row.codes + i), offset);
-    for (int32_t n = 0; n < kCount; ++n) {
-      sum[n] = hn::MulAdd(w, hn::Load(d, vectors + n * stride + i), sum[n]);
+// INT4 rows are unpacked to scratch, which the other side's rows then reuse.
+inline void rank_rows(const HeadContext& c, Side side, RankRows* rows) {
+  const int32_t rank = c.head.rank;
+  const int32_t num_fp16 = c.head.format.num_fp16;
+  for (int32_t r = 0; r < rank; ++r) {
+    const VectorPlace place = vector_place(c.head, side, r);
+    const std::byte* data = c.call.boundary + place.data;
+    const int64_t spare = static_cast<int64_t>(r) * std::max(c.shape.key, c.shape.value);
+    if (place.bits == 16) {
+      rows->half[r] = padded_row(reinterpret_cast<const uint16_t*>(data), place.count,
+                                 c.scratch.rank_halves + spare);
+    } else if (place.bits == 8 && place.count % 16 == 0) {
+      rows->codes[r] = reinterpret_cast<const int8_t*>(data);
+    } else {
+      int8_t* codes = c.scratch.rank_codes + spare;
+      unpack_row(reinterpret_cast<const uint8_t*>(data), place.count, place.bits, codes);
+      for (int32_t i = place.count; i % 16 != 0; ++i) codes[i] = 0;
+      rows->codes[r] = codes;
     }
   }
-  for (int32_t n = 0; n < kCount; ++n) {
-    factors[n * factor_stride] = row.scale * sum_of_lanes(sum[n]);
+  for (int32_t r = num_fp16; r % 4 != 0 && num_fp16 > 0; ++r) rows->half[r] = rows->half[0];
+  for (int32_t r = rank; r < rank + 3 && rank > num_fp16; ++r) {
+    rows->codes[r] = rows->codes[num_fp16];
   }
 }
 
-inline void rank_factors(const HeadContext& c) {
-  for (int32_t r = 0; r < c.head.rank; ++r) {
-    const RankRow row = rank_row(c, Side::kKey, r);
+// rank_factors[n][r] = <decoded key side r, scaled[n]> times the value side's scale, so that value
+// sides are added as codes. rank_offsets[n]: what the halves of INT4 value codes add up to.
+inline void rank_factors(const HeadContext& c, Ahead* ahead) {
+  const FloatTag d;
+  const int32_t rank = c.head.rank;
+  const int32_t num_fp16 = c.head.format.num_fp16;
+  const int32_t first_int4 = num_fp16 + c.head.format.num_int8;
+  const int32_t stride = c.shape.key;
+  if (rank == 0) return;
+  RankRows rows;
+  rank_rows(c, Side::kKey, &rows);
+  const auto dots = [&](const auto* const* four, int32_t r, int32_t last) {
+    ahead->fetch(kLinesPerGroup);
     in_threes(c.call.tokens * c.reads, [&](int32_t n, auto size) {
-      rank_dot<decltype(size)::value>(
-          row, c.scratch.scaled + static_cast<int64_t>(n) * c.shape.key, c.shape.key,
-          c.scratch.rank_factors + static_cast<int64_t>(n) * c.shape.rank + r, c.shape.rank);
+      constexpr int32_t kCount = decltype(size)::value;
+      alignas(16) float result[kCount * 4];
+      four_dots<kCount>(four, c.scratch.scaled + static_cast<int64_t>(n) * stride, stride, result,
+                        4);
+      for (int32_t v = 0; v < kCount; ++v) {
+        float* factors = c.scratch.rank_factors + static_cast<int64_t>(n + v) * c.shape.rank;
+        for (int32_t l = 0; l < 4 && r + l < last; ++l) factors[r + l] = result[v * 4 + l];
+      }
     });
+  };
+  for (int32_t r = 0; r < num_fp16; r += 4) dots(rows.half + r, r, num_fp16);
+  for (int32_t r = num_fp16; r < rank; r += 4) dots(rows.codes + r, r, rank);
+  if (rank == num_fp16) return;
+  for (int32_t n = 0; n < c.call.tokens * c.reads; ++n) {
+    const float* x = c.scratch.scaled + static_cast<int64_t>(n) * stride;
+    float* factors = c.scratch.rank_factors + static_cast<int64_t>(n) * c.shape.rank;
+    auto sum = hn::Zero(d);
+    for (int32_t i = 0; i < stride; i += kLanes) sum = hn::Add(sum, hn::Load(d, x + i));
+    const float half_sum = 0.5f * sum_of_lanes(sum);
+    float offset = 0.0f;
+    for (int32_t r = num_fp16; r < rank; ++r) {
+      const int64_t at = int64_t{2} * (r - num_fp16);
+      const float key_scale = scale_at(c.call.boundary, c.head.key_scales + at);
+      const float value_scale = scale_at(c.call.boundary, c.head.value_scales + at);
+      const float decoded = factors[r] + (r >= first_int4 ? half_sum : 0.0f);
+      factors[r] = decoded * key_scale * value_scale;
+      if (r >= first_int4) offset += 0.5f * factors[r];
+    }
+    c.scratch.rank_offsets[n] = offset;
   }
 }
 
@@ -346,7 +371,7 @@ inline void payload_reads(const HeadContext& c, Ahead* ahead) {
   const bool quantised = c.head.quantised();
   const float unit = payload_scale(c.head);
   const bool half = quantised && c.head.format.levels == LEAPQUANT_HALF_INTEGERS;
-  float* offsets = c.scratch.weighted;  // one per read vector; no longer needed here
+  float* offsets = c.scratch.payload_offsets;
   if (quantised) {
     decode_scales(c.head, c.call.boundary, c.scratch.step, c.scratch.smoothing);
     for (int32_t n = 0; n < count; ++n) {
@@ -378,43 +403,38 @@ inline void payload_reads(const HeadContext& c, Ahead* ahead) {
 
 // Adds compensators' and records' parts to the reads of token t.
 template <int32_t kCount>
-HWY_INLINE void add_rows(const HeadContext& c, const RankRow* rows, int32_t t, int32_t s,
-                         int32_t records) {
+HWY_INLINE void add_rows(const HeadContext& c, const RankRows& rows, int32_t t, int32_t s,
+                         int32_t records, Ahead* ahead) {
   const FloatTag d;
   constexpr int32_t kVectors = kCount < 3 && kLanes < 16 ? 2 : 1;
   float* sums = c.scratch.sums + static_cast<int64_t>(t * c.reads + s) * c.shape.value;
   const float* rank_factor =
       c.scratch.rank_factors + static_cast<int64_t>(t * c.reads + s) * c.shape.rank;
   const float* record_factor = c.record_factors(t, s);
+  const int32_t num_fp16 = c.head.format.num_fp16;
   for (int32_t j = 0; j < c.shape.value; j += kVectors * kLanes) {
+    ahead->fetch(kLinesPerGroup);
     FloatVec sum[kCount][kVectors];
     for (int32_t n = 0; n < kCount; ++n) {
       for (int32_t v = 0; v < kVectors; ++v) {
-        sum[n][v] = hn::Load(d, sums + n * c.shape.value + j + v * kLanes);
+        sum[n][v] = hn::Add(hn::Load(d, sums + n * c.shape.value + j + v * kLanes),
+                            hn::Set(d, c.scratch.rank_offsets[t * c.reads + s + n]));
       }
     }
-    for (int32_t r = 0; r < c.head.rank; ++r) {
+    const auto add_row = [&](const auto* row, const float* factors, int32_t factor_stride) {
       FloatVec u[kVectors];
-      for (int32_t v = 0; v < kVectors; ++v) {
-        const int32_t at = j + v * kLanes;
-        u[v] = rows[r].half != nullptr
-                   ? load_fp16(rows[r].half + at)
-                   : hn::Add(load_int8(rows[r].codes + at), hn::Set(d, rows[r].offset));
-      }
+      for (int32_t v = 0; v < kVectors; ++v) u[v] = load_stored(row + j + v * kLanes);
       for (int32_t n = 0; n < kCount; ++n) {
-        const auto factor = hn::Set(d, rank_factor[n * c.shape.rank + r] * rows[r].scale);
+        const auto factor = hn::Set(d, factors[n * factor_stride]);
         for (int32_t v = 0; v < kVectors; ++v) sum[n][v] = hn::MulAdd(factor, u[v], sum[n][v]);
       }
+    };
+    for (int32_t r = 0; r < num_fp16; ++r) add_row(rows.half[r], rank_factor + r, c.shape.rank);
+    for (int32_t r = num_fp16; r < c.head.rank; ++r) {
+      add_row(rows.codes[r], rank_factor + r, c.shape.rank);
     }
     for (int32_t m = 0; m < records; ++m) {
-      FloatVec u[kVectors];
-      for (int32_t v = 0; v < kVectors; ++v) {
-        u[v] = load_fp16(c.scratch.corrections[m] + j + v * kLanes);
-      }
-      for (int32_t n = 0; n < kCount; ++n) {
-        const auto factor = hn::Set(d, record_factor[n * c.shape.records + m]);
-        for (int32_t v = 0; v < kVectors; ++v) sum[n][v] = hn::MulAdd(factor, u[v], sum[n][v]);
-      }
+      add_row(c.scratch.corrections[m], record_factor + m, c.shape.records);
     }
     for (int32_t n = 0; n < kCount; ++n) {
       for (int32_t v = 0; v < kVectors; ++v) {
@@ -566,12 +586,13 @@ inline void prepare_head(const HeadContext& c, Ahead* ahead) {
   make_reads(c);
   for (int32_t t = 0; t < c.call.tokens; ++t) {
     if (c.vector_decay()) {
-      record_factors_vector(c, t);
+      record_factors_vector(c, t, ahead);
     } else {
-      record_factors_scalar(c, t);
+      record_factors_scalar(c, t, ahead);
     }
   }
-  rank_factors(c);
+  for (int32_t n = 0; n < c.call.tokens * c.reads; ++n) c.scratch.rank_offsets[n] = 0.0f;
+  rank_factors(c, ahead);
   payload_reads(c, ahead);
 }
 

@@ -59,6 +59,8 @@ struct DecodeScratch {
   float* sums;            // [T reads][V'] payload sums, then the reads
   float* record_factors;  // [T reads][records]
   float* rank_factors;    // [T reads][rank]
+  float* rank_offsets;    // [T reads]
+  float* payload_offsets;  // [T reads]
   uint16_t* stored_u;     // [T n][V'] FP16
   uint16_t* ring_u;       // [records][V'] padded copies, only where V is no multiple of 16
   const uint16_t** corrections;  // [records]
@@ -101,6 +103,8 @@ struct DecodeScratch {
     take(&sums, reads * s.value);
     take(&record_factors, reads * s.records);
     take(&rank_factors, reads * s.rank);
+    take(&rank_offsets, reads);
+    take(&payload_offsets, reads);
     take(&stored_u, rows * s.value);
     take(&ring_u, layout.shape.head_v_dim % 16 == 0 ? 0 : int64_t{s.records} * s.value);
     take(&corrections, s.records);
