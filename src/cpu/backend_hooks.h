@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "leapquant/leapquant.h"
+#include "core/layout.h"
 
 namespace leapquant::cpu {
 
