@@ -37,9 +37,7 @@ Attention::Attention(const Checkpoint& checkpoint, const ModelConfig& config,
       o_(checkpoint.require(prefix + "o_proj.weight",
                             {config.hidden_size, num_heads_ * head_dim_})) {}
 
-std::int64_t Attention::bytes() const {
-  return q_.bytes() + k_.bytes() + v_.bytes() + o_.bytes();
-}
+std::int64_t Attention::bytes() const { return q_.bytes() + k_.bytes() + v_.bytes() + o_.bytes(); }
 
 void Attention::store(Sequence& sequence, std::int64_t token, std::int64_t head, const float* key,
                       const float* value) const {
@@ -81,8 +79,8 @@ void Attention::attend(const Pass& pass, const Task& task, std::int32_t worker,
   const KvCache& cache = task.segment->sequence->kv;
   const std::int64_t rows = task.num_tokens * task.num_heads;
   const std::int64_t row_floats = kernels::kAttentionRows * head_dim_;
-  float* scaled = reinterpret_cast<float*>(
-      pass.scratch->worker[static_cast<std::size_t>(worker)].bytes(0));
+  float* scaled =
+      reinterpret_cast<float*>(pass.scratch->worker[static_cast<std::size_t>(worker)].bytes(0));
   float* outputs = scaled + row_floats;
   float* scores = outputs + row_floats;
 
@@ -97,8 +95,7 @@ void Attention::attend(const Pass& pass, const Task& task, std::int32_t worker,
     visible[row] = task.segment->sequence->position + token + 1;
   }
 
-  std::vector<const void*>& blocks =
-      pass.scratch->worker_blocks[static_cast<std::size_t>(worker)];
+  std::vector<const void*>& blocks = pass.scratch->worker_blocks[static_cast<std::size_t>(worker)];
   const std::int64_t num_blocks = (visible[rows - 1] + kKvBlockTokens - 1) / kKvBlockTokens;
   const auto kv_head = static_cast<std::int32_t>(task.kv_head);
   for (std::int64_t block = 0; block < num_blocks; ++block) {
@@ -109,8 +106,8 @@ void Attention::attend(const Pass& pass, const Task& task, std::int32_t worker,
   kernels::AttentionHead head;
   head.key_blocks = blocks.data();
   head.value_blocks = blocks.data() + num_blocks;
-  head.type = cache.shape().type == KvType::kFp32 ? kernels::WeightType::kF32
-                                                  : kernels::WeightType::kBf16;
+  head.type =
+      cache.shape().type == KvType::kFp32 ? kernels::WeightType::kF32 : kernels::WeightType::kBf16;
   head.head_dim = head_dim_;
   kernels::attend(head, scaled, rows, visible, outputs, scores);
 
@@ -174,11 +171,10 @@ void Attention::forward(const Pass& pass, const float* x, float* y) const {
       scratch.worker_blocks[worker].resize(static_cast<std::size_t>(2 * most_blocks));
     }
   }
-  pass.threads->run(static_cast<std::int32_t>(tasks.size()),
-                    [&](std::int32_t task, std::int32_t worker) {
-                      attend(pass, tasks[static_cast<std::size_t>(task)], worker, queries,
-                             attended);
-                    });
+  pass.threads->run(
+      static_cast<std::int32_t>(tasks.size()), [&](std::int32_t task, std::int32_t worker) {
+        attend(pass, tasks[static_cast<std::size_t>(task)], worker, queries, attended);
+      });
   multiply(*pass.threads, attended, rows, o_, y);
 }
 

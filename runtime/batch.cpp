@@ -84,8 +84,8 @@ Batch::Parts::Parts(const Model& model, const StateFormat& format, const Threads
   convolution_floats_ =
       config.num_linear_layers() * (config.linear_conv_kernel - 1) * config.conv_dim();
   if (options_.memory_bytes == 0) options_.memory_bytes = available_memory_bytes() / 4 * 3;
-  const std::int64_t states = RecurrentStates::reserved_bytes(
-      config, format, options.max_sequences, options.max_tokens_per_call);
+  const std::int64_t states = RecurrentStates::reserved_bytes(config, format, options.max_sequences,
+                                                              options.max_tokens_per_call);
   const std::int64_t fixed =
       states + options.max_sequences * convolution_floats_ * std::int64_t{sizeof(float)};
   if (fixed > options_.memory_bytes) {
@@ -129,9 +129,9 @@ void Batch::Parts::check_feeds(std::span<const Feed> feeds, std::int64_t most) c
                               feed.sequence, tokens, most));
     }
     if (sequence.position + tokens > sequence.max_context) {
-      throw Error(fmt::format(
-          "Sequence {} was opened for {} tokens; it has {} and cannot take {} more.",
-          feed.sequence, sequence.max_context, sequence.position, tokens));
+      throw Error(
+          fmt::format("Sequence {} was opened for {} tokens; it has {} and cannot take {} more.",
+                      feed.sequence, sequence.max_context, sequence.position, tokens));
     }
     for (const TokenId token : feed.tokens) {
       if (token < 0 || token >= model_.config().vocab_size) {
@@ -306,8 +306,8 @@ std::int32_t Batch::exact_tokens(SequenceId id) const {
 void Batch::export_state(SequenceId id, std::int32_t linear_layer, std::span<float> state) const {
   const ModelConfig& config = parts_->model_.config();
   const Sequence& sequence = parts_->at(id);
-  const std::int64_t floats = config.linear_num_value_heads * config.linear_key_head_dim *
-                              config.linear_value_head_dim;
+  const std::int64_t floats =
+      config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim;
   if (linear_layer < 0 || linear_layer >= config.num_linear_layers() ||
       state.size() != static_cast<std::size_t>(floats)) {
     throw Error(fmt::format("There is no state of linear layer {} with {} values.", linear_layer,
@@ -319,8 +319,7 @@ void Batch::export_state(SequenceId id, std::int32_t linear_layer, std::span<flo
 
 std::span<const float> Batch::convolution_state(SequenceId id, std::int32_t linear_layer) const {
   const ModelConfig& config = parts_->model_.config();
-  const auto floats =
-      static_cast<std::size_t>((config.linear_conv_kernel - 1) * config.conv_dim());
+  const auto floats = static_cast<std::size_t>((config.linear_conv_kernel - 1) * config.conv_dim());
   return std::span<const float>(parts_->at(id).convolution)
       .subspan(static_cast<std::size_t>(linear_layer) * floats, floats);
 }
@@ -361,8 +360,8 @@ void Batch::restore_convolution(SequenceId id, std::int32_t linear_layer,
                                 std::span<const float> state) {
   const std::span<const float> kept = convolution_state(id, linear_layer);
   if (state.size() != kept.size()) {
-    throw Error(fmt::format("A convolution state has {} values, not {}.", kept.size(),
-                            state.size()));
+    throw Error(
+        fmt::format("A convolution state has {} values, not {}.", kept.size(), state.size()));
   }
   float* to = parts_->at(id).convolution.data() + (kept.data() - parts_->at(id).convolution.data());
   std::memcpy(to, state.data(), state.size_bytes());
@@ -467,8 +466,8 @@ void Batch::prefill_with_all_logits(const Feed& feed, std::span<float> logits) {
   const auto chunk = static_cast<std::size_t>(parts.options_.prefill_chunk);
   Sequence& sequence = parts.at(feed.sequence);
   const bool carried = feed.tokens.size() > chunk && parts.states_->needs_carry();
-  if (carried && !parts.states_->begin_carry(sequence.place,
-                                             static_cast<std::int32_t>(sequence.position))) {
+  if (carried &&
+      !parts.states_->begin_carry(sequence.place, static_cast<std::int32_t>(sequence.position))) {
     throw Error("All FP32 states are in use.");
   }
   for (std::size_t first = 0; first < feed.tokens.size(); first += chunk) {

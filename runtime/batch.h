@@ -67,8 +67,8 @@ class Batch {
   // Of one sequence. The KV cache of a context of n tokens takes kv_bytes(n).
   StateBytes state_bytes() const;
   std::int64_t kv_bytes(std::int64_t tokens) const;
-  // Throws Error, with the bytes needed and those there are, when a sequence of so many tokens could
-  // never be opened, and when it is longer than the model's max_position_embeddings.
+  // Throws Error, with the bytes needed and those there are, when a sequence of so many tokens
+  // could never be opened, and when it is longer than the model's max_position_embeddings.
   void require_context(std::int64_t tokens) const;
 
   // Opens an empty sequence that may grow to max_context tokens; its memory is set aside. nullopt

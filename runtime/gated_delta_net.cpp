@@ -22,10 +22,10 @@ void note_faults(std::span<const Segment> segments, std::span<const std::int32_t
                  std::int32_t linear_layer) {
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (status[i] == LEAPQUANT_OK || !segments[i].sequence->fault.empty()) continue;
-    segments[i].sequence->fault = fmt::format(
-        "The sequence stopped after {} tokens in linear layer {}: {}.",
-        segments[i].sequence->position, linear_layer,
-        leapquant_status_string(static_cast<leapquant_status>(status[i])));
+    segments[i].sequence->fault =
+        fmt::format("The sequence stopped after {} tokens in linear layer {}. {}",
+                    segments[i].sequence->position, linear_layer,
+                    leapquant_status_string(static_cast<leapquant_status>(status[i])));
   }
 }
 
@@ -113,8 +113,7 @@ void GatedDeltaNet::record(const Pass& pass, const StateInputs& inputs) const {
   std::vector<float> beta(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t head = i % static_cast<std::size_t>(num_v_heads_);
-    log_decay[i] =
-        -std::exp(a_log_[head]) * softplus(inputs.decay_input[i] + dt_bias_[head]);
+    log_decay[i] = -std::exp(a_log_[head]) * softplus(inputs.decay_input[i] + dt_bias_[head]);
     beta[i] = sigmoid(inputs.beta_input[i]);
   }
   const std::span q_k_v(inputs.q_k_v,

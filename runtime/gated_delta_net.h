@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A linear-attention layer of Qwen3.5: projections, short convolution, the Gated DeltaNet recurrence
-// (in the library), gated norm, output projection. It owns no state.
+// A linear-attention layer of Qwen3.5: projections, short convolution, the Gated DeltaNet
+// recurrence (in the library), gated norm, output projection. It owns no state.
 #ifndef LEAPQUANT_RUNTIME_GATED_DELTA_NET_H_
 #define LEAPQUANT_RUNTIME_GATED_DELTA_NET_H_
 
@@ -20,8 +20,8 @@ namespace leapquant::runtime {
 
 class GatedDeltaNet {
  public:
-  // prefix: "model.layers.3.linear_attn."; linear_layer: index among the linear layers. Throws Error
-  // for missing tensors and wrong shapes.
+  // prefix: "model.layers.3.linear_attn."; linear_layer: index among the linear layers. Throws
+  // Error for missing tensors and wrong shapes.
   GatedDeltaNet(const Checkpoint& checkpoint, const ModelConfig& config, const std::string& prefix,
                 std::int32_t linear_layer);
 

@@ -113,8 +113,8 @@ void Loop::check() const {
       const SessionContents& contents = prompt.session->contents();
       if (prompt.tokens.empty() &&
           contents.position == static_cast<std::int64_t>(contents.mark.tokens.size())) {
-        throw Error(fmt::format("{} is empty and its session has no token to continue from.",
-                                which));
+        throw Error(
+            fmt::format("{} is empty and its session has no token to continue from.", which));
       }
     } else if (prompt.tokens.empty()) {
       throw Error(fmt::format("{} is empty; give at least one character.", which));
@@ -149,7 +149,9 @@ bool Loop::admit(std::size_t index) {
   if (!sequence.has_value()) return false;
   SamplingOptions sampling = options_.sampling;
   sampling.seed = prompt.seed;
-  auto active = std::make_unique<Active>(tokenizer_, options_.stop, sampling, vocab_size_);
+  // Owned by the loop from here on, so that a failure below still frees the place.
+  active_.push_back(std::make_unique<Active>(tokenizer_, options_.stop, sampling, vocab_size_));
+  Active* const active = active_.back().get();
   active->sequence = *sequence;
   active->completion.prompt = index;
   // One more token than the context can be fed: the last one is only sampled.
@@ -173,7 +175,6 @@ bool Loop::admit(std::size_t index) {
   active->sampler.observe_prompt(all.first(prompt_tokens));
   active->sampler.observe_generated(all.subspan(prompt_tokens));
   active->completion.prompt_tokens = static_cast<std::int64_t>(active->unfed.size());
-  active_.push_back(std::move(active));
   return true;
 }
 
@@ -287,10 +288,10 @@ void Loop::finish(Active& active, FinishReason reason) {
   say(completion.prompt, completion, active.stop.push(active.decoder.finish()));
   say(completion.prompt, completion, active.stop.finish());
   completion.reason = active.stop.found() ? FinishReason::kStopText : reason;
-  active.done = true;
   ++prompts_done_;
   if (events_.finished) events_.finished(completion, active.sequence);
   batch_.close(active.sequence);
+  active.done = true;
   completions_[completion.prompt] = std::move(completion);
 }
 

@@ -32,9 +32,9 @@ struct Prompt {
 };
 
 struct GenerateOptions {
-  std::vector<std::string> stop;   // byte strings; the completion ends before the first one found
-  bool stop_at_end_tokens = true;  // the model's eos tokens
-  std::vector<TokenId> end_tokens; // further ones, such as the end of a turn
+  std::vector<std::string> stop;    // byte strings; the completion ends before the first one found
+  bool stop_at_end_tokens = true;   // the model's eos tokens
+  std::vector<TokenId> end_tokens;  // further ones, such as the end of a turn
   SamplingOptions sampling;
   // Checked between steps; true ends all sequences with kCancelled.
   const std::atomic<bool>* cancel = nullptr;
@@ -45,13 +45,13 @@ enum class FinishReason { kEndToken, kStopText, kLength, kCancelled, kFault };
 std::string_view finish_reason_name(FinishReason reason);
 
 struct Completion {
-  std::size_t prompt = 0;           // index into the prompts
-  std::vector<TokenId> tokens;      // generated, the end token included
-  std::string text;                 // bytes of the tokens without the end token, cut at a stop text
+  std::size_t prompt = 0;       // index into the prompts
+  std::vector<TokenId> tokens;  // generated, the end token included
+  std::string text;             // bytes of the tokens without the end token, cut at a stop text
   FinishReason reason = FinishReason::kLength;
-  std::string fault;                // a sentence, kFault only
-  std::int64_t prompt_tokens = 0;   // fed before the first generated token, without a session's
-  SessionMark mark;                 // what save_session needs to know beside the sequence
+  std::string fault;               // a sentence, kFault only
+  std::int64_t prompt_tokens = 0;  // fed before the first generated token, without a session's
+  SessionMark mark;                // what save_session needs to know beside the sequence
 };
 
 // Called on the calling thread, in the order of the events; any may be empty.
@@ -69,7 +69,7 @@ struct GenerateStatistics {
   std::int64_t prompt_tokens = 0;
   std::int64_t generated_tokens = 0;
   double prefill_seconds = 0;
-  double decode_seconds = 0;      // wall time of all decode steps, sampling included
+  double decode_seconds = 0;  // wall time of all decode steps, sampling included
   std::int64_t decode_steps = 0;
   std::int64_t decoded_tokens = 0;  // fed through decode steps: the first token of a completion
                                     // comes from the prefill
@@ -79,9 +79,9 @@ struct GenerateStatistics {
 };
 
 // Runs all prompts through the batch, at most batch.options().max_sequences at a time. Completions
-// are in the order of the prompts. Throws Error before anything runs for an empty prompt (which one),
-// ids outside the vocabulary, a negative max_tokens, a session of another model or format, an empty
-// stop text, and a prompt whose context could never fit into memory (with the bytes).
+// are in the order of the prompts. Throws Error before anything runs for an empty prompt (which
+// one), ids outside the vocabulary, a negative max_tokens, a session of another model or format, an
+// empty stop text, and a prompt whose context could never fit into memory (with the bytes).
 std::vector<Completion> generate(Batch& batch, const Tokenizer& tokenizer,
                                  std::span<const Prompt> prompts, const GenerateOptions& options,
                                  const GenerateEvents& events = {},

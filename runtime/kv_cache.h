@@ -14,8 +14,8 @@
 
 namespace leapquant::runtime {
 
-// FP32 keeps the runtime exact (golden outputs, sessions); BF16 halves the bytes and rounds keys and
-// values to nearest even.
+// FP32 keeps the runtime exact (golden outputs, sessions); BF16 halves the bytes and rounds keys
+// and values to nearest even.
 enum class KvType : std::uint32_t { kFp32 = 0, kBf16 = 1 };
 std::int64_t kv_type_bytes(KvType type);
 std::string_view kv_type_name(KvType type);

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/error.h"
 
@@ -87,6 +88,12 @@ void Embedding::look_up(std::span<const TokenId> tokens, float* hidden) const {
 std::vector<float> to_floats(const TensorView& tensor) {
   std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
   kernels::widen_row(tensor.data, weight_type(tensor), 0, tensor.elements(), values.data());
+  for (const float value : values) {
+    if (!std::isfinite(value)) {
+      throw Error(fmt::format("Tensor {} holds {}; the file is damaged or the model diverged.",
+                              in_quotes(tensor.name), value));
+    }
+  }
   return values;
 }
 

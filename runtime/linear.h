@@ -76,7 +76,8 @@ class Embedding {
   Linear table_;
 };
 
-// A small tensor as FP32, for vectors that every row needs.
+// A small tensor as FP32, for vectors that every row needs. Throws Error when a value is not
+// finite.
 std::vector<float> to_floats(const TensorView& tensor);
 
 }  // namespace leapquant::runtime

@@ -64,10 +64,9 @@ Model Model::load(const std::filesystem::path& folder) {
     const bool linear =
         config.layer_kinds[static_cast<std::size_t>(i)] == LayerKind::kLinearAttention;
     using Mixer = std::variant<GatedDeltaNet, Attention>;
-    Mixer mixer = linear ? Mixer(GatedDeltaNet(checkpoint, config, prefix + "linear_attn.",
-                                               linear_layer++))
-                         : Mixer(Attention(checkpoint, config, prefix + "self_attn.",
-                                           full_layer++));
+    Mixer mixer =
+        linear ? Mixer(GatedDeltaNet(checkpoint, config, prefix + "linear_attn.", linear_layer++))
+               : Mixer(Attention(checkpoint, config, prefix + "self_attn.", full_layer++));
     model.layers_.push_back({norm(prefix + "input_layernorm.weight"), std::move(mixer),
                              norm(prefix + "post_attention_layernorm.weight"),
                              Mlp(checkpoint, config, prefix + "mlp.")});

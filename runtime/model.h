@@ -33,8 +33,8 @@ struct DecoderLayer {
 class Model {
  public:
   // Maps the checkpoint in the folder and checks that every tensor the configuration needs is there
-  // with the right shape and as BF16, F16 or F32. Matrices stay in the mapped files in the type they
-  // have; vectors (norms, A_log, dt_bias, convolution taps) are copied to FP32. Throws Error.
+  // with the right shape and as BF16, F16 or F32. Matrices stay in the mapped files in the type
+  // they have; vectors (norms, A_log, dt_bias, convolution taps) are copied to FP32. Throws Error.
   static Model load(const std::filesystem::path& folder);
 
   const ModelConfig& config() const { return config_; }

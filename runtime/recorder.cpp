@@ -48,9 +48,8 @@ std::int64_t Recorder::bytes_per_token() const {
          (config_.conv_dim() + 2 * config_.linear_num_value_heads);
 }
 
-void Recorder::append(std::int32_t linear_layer, std::int64_t tokens,
-                      std::span<const float> q_k_v, std::span<const float> log_decay,
-                      std::span<const float> beta) {
+void Recorder::append(std::int32_t linear_layer, std::int64_t tokens, std::span<const float> q_k_v,
+                      std::span<const float> log_decay, std::span<const float> beta) {
   LayerInputs& layer = layers_[static_cast<std::size_t>(linear_layer)];
   const auto key_dim = static_cast<std::size_t>(config_.linear_key_dim());
   const auto conv_dim = static_cast<std::size_t>(config_.conv_dim());
@@ -72,11 +71,11 @@ void Recorder::write(const std::filesystem::path& path) const {
   for (std::size_t l = 0; l < layers_.size(); ++l) {
     for (std::size_t p = 0; p < std::size(kNames); ++p) {
       const std::vector<float>& values = part(const_cast<LayerInputs&>(layers_[l]), p);
-      tensors.push_back({fmt::format("layers.{}.{}", model_layer_[l], kNames[p]), DType::kF32,
-                         part_shape(p, num_tokens_, config_.linear_num_key_heads,
-                                    config_.linear_num_value_heads, config_.linear_key_head_dim,
-                                    config_.linear_value_head_dim),
-                         std::as_bytes(std::span(values))});
+      tensors.push_back(
+          {fmt::format("layers.{}.{}", model_layer_[l], kNames[p]), DType::kF32,
+           part_shape(p, num_tokens_, config_.linear_num_key_heads, config_.linear_num_value_heads,
+                      config_.linear_key_head_dim, config_.linear_value_head_dim),
+           std::as_bytes(std::span(values))});
     }
   }
   const std::map<std::string, std::string> metadata = {

@@ -265,7 +265,7 @@ void RecurrentStates::transfer(const Group& group, const leapquant_pool& pool, s
   const auto operation = to_matrices ? leapquant_export : leapquant_import;
   require_ok(operation(group.layout.get(), &pool, &args, &launched), "move a state");
   if (status != LEAPQUANT_OK) {
-    throw Error(fmt::format("A recurrent state could not be moved: {}.",
+    throw Error(fmt::format("A recurrent state could not be moved. {}",
                             leapquant_status_string(static_cast<leapquant_status>(status))));
   }
 }
@@ -274,8 +274,7 @@ bool RecurrentStates::begin_carry(StatePlace& place, std::int32_t position) {
   const Group& carry = carry_.front();
   std::int32_t slot = -1;
   std::int32_t window_slot = -1;
-  const leapquant_status status =
-      leapquant_slots_acquire(carry.slots.get(), &slot, &window_slot);
+  const leapquant_status status = leapquant_slots_acquire(carry.slots.get(), &slot, &window_slot);
   if (status == LEAPQUANT_POOL_FULL) return false;
   require_ok(status, "take an FP32 state");
   place.carry_slot = slot;
@@ -297,15 +296,14 @@ void RecurrentStates::end_carry(StatePlace& place, std::int32_t position) {
   const Group& carry = carry_.front();
   for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(layers_.size()); ++layer) {
     const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
-    float* matrices = matrices_.floats(std::int64_t{shape_.num_v_heads} * shape_.head_k_dim *
-                                       shape_.head_v_dim);
+    float* matrices =
+        matrices_.floats(std::int64_t{shape_.num_v_heads} * shape_.head_k_dim * shape_.head_v_dim);
     transfer(carry, carry.pools[static_cast<std::size_t>(layer)], place.carry_slot, -1, position,
              matrices, true);
     transfer(groups_[where.group], pool_of(layer), place.state_slots[where.group],
              place.window_slots[where.group], position, matrices, false);
   }
-  require_ok(leapquant_slots_release(carry.slots.get(), place.carry_slot, 0),
-             "free an FP32 state");
+  require_ok(leapquant_slots_release(carry.slots.get(), place.carry_slot, 0), "free an FP32 state");
   place.carry_slot = -1;
 }
 
@@ -345,9 +343,9 @@ std::vector<std::byte> RecurrentStates::save(std::int32_t layer, const StatePlac
   const std::int32_t state_slot = place.state_slots[where.group];
   const std::int32_t window_slot = place.window_slots[where.group];
   std::size_t bytes = 0;
-  require_ok(leapquant_saved_bytes(layout, &pool_of(layer), state_slot, window_slot, position,
-                                   &bytes),
-             "save a state");
+  require_ok(
+      leapquant_saved_bytes(layout, &pool_of(layer), state_slot, window_slot, position, &bytes),
+      "save a state");
   std::vector<std::byte> blob(bytes);
   std::size_t written = 0;
   require_ok(leapquant_save(layout, &pool_of(layer), state_slot, window_slot, position, fingerprint,
@@ -362,10 +360,9 @@ void RecurrentStates::load(std::int32_t layer, const StatePlace& place,
                            std::int32_t position) {
   const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
   std::int32_t saved_position = -1;
-  const leapquant_status status =
-      leapquant_load(groups_[where.group].layout.get(), &pool_of(layer),
-                     place.state_slots[where.group], place.window_slots[where.group], fingerprint,
-                     blob.data(), blob.size(), &saved_position);
+  const leapquant_status status = leapquant_load(
+      groups_[where.group].layout.get(), &pool_of(layer), place.state_slots[where.group],
+      place.window_slots[where.group], fingerprint, blob.data(), blob.size(), &saved_position);
   if (status != LEAPQUANT_OK) {
     throw Error(fmt::format("The recurrent state of linear layer {} cannot be restored: {}.", layer,
                             leapquant_last_error()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The recurrent states of all linear layers of all open sequences, in slot pools of the library, and
-// the library's operations on them. It knows no weights and no tokens.
+// The recurrent states of all linear layers of all open sequences, in slot pools of the library,
+// and the library's operations on them. It knows no weights and no tokens.
 //
 // A prompt that takes several prefill passes is carried between them in an FP32 slot and rounded to
 // its format once, after the last.

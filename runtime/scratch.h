@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory for activations that lives from pass to pass: aligned, grown to the largest size asked for,
-// contents undefined. Each user of a pass has buffers of its own by name.
+// Memory for activations that lives from pass to pass: aligned, grown to the largest size asked
+// for, contents undefined. Each user of a pass has buffers of its own by name.
 #ifndef LEAPQUANT_RUNTIME_SCRATCH_H_
 #define LEAPQUANT_RUNTIME_SCRATCH_H_
 
@@ -42,19 +42,19 @@ class Buffer {
 
 struct Scratch {
   // Of the pass.
-  Buffer hidden;      // residual stream, [rows, hidden_size]
-  Buffer normed;      // input of the mixer or MLP
-  Buffer mixed;       // output of the mixer or MLP
-  Buffer selected;    // rows that need logits
-  Buffer cosines;     // [rows, rotary_dim / 2]
+  Buffer hidden;    // residual stream, [rows, hidden_size]
+  Buffer normed;    // input of the mixer or MLP
+  Buffer mixed;     // output of the mixer or MLP
+  Buffer selected;  // rows that need logits
+  Buffer cosines;   // [rows, rotary_dim / 2]
   Buffer sines;
   // Linear layers.
-  Buffer projected;   // q, k, v before the convolution
-  Buffer convolved;   // q, k, v after it
-  Buffer gate_input;  // z
-  Buffer beta_input;  // b
-  Buffer decay_input; // a
-  Buffer read_out;    // o
+  Buffer projected;    // q, k, v before the convolution
+  Buffer convolved;    // q, k, v after it
+  Buffer gate_input;   // z
+  Buffer beta_input;   // b
+  Buffer decay_input;  // a
+  Buffer read_out;     // o
   // Full-attention layers.
   Buffer query_gate;
   Buffer key;

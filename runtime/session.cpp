@@ -92,8 +92,8 @@ Header read_header(std::span<const std::byte> bytes, std::string_view label) {
                               header.version, kVersion));
   }
   if (header.file_bytes != bytes.size()) {
-    refuse(label, fmt::format("it has {} bytes, but {} were written", bytes.size(),
-                              header.file_bytes));
+    refuse(label,
+           fmt::format("it has {} bytes, but {} were written", bytes.size(), header.file_bytes));
   }
   if (header.linear_layers > kMaxLayers || header.full_layers > kMaxLayers ||
       header.num_sections != kFirstBlob + header.linear_layers ||
@@ -165,9 +165,8 @@ void check_sizes(const Header& header, std::span<const std::span<const std::byte
   const auto element =
       static_cast<std::uint64_t>(kv_type_bytes(static_cast<KvType>(header.kv_type)));
   if (!product_is(sections[kTokens].size(), {header.num_tokens, sizeof(std::int32_t)}) ||
-      !product_is(sections[kConvolution].size(),
-                  {header.linear_layers, header.convolution_inputs, header.convolution_channels,
-                   sizeof(float)}) ||
+      !product_is(sections[kConvolution].size(), {header.linear_layers, header.convolution_inputs,
+                                                  header.convolution_channels, sizeof(float)}) ||
       !product_is(sections[kKv].size(), {2 * element, header.full_layers, header.kv_heads,
                                          header.head_dim, header.position})) {
     refuse(label, "its sections are not as large as its shapes say");
@@ -197,10 +196,9 @@ SessionContents parse_session(std::span<const std::byte> bytes, std::string_view
   contents.mark.draws = header.draws;
   contents.convolution_inputs = static_cast<std::int32_t>(header.convolution_inputs);
   contents.convolution_channels = static_cast<std::int32_t>(header.convolution_channels);
-  contents.kv_shape = {static_cast<std::int32_t>(header.full_layers),
-                       static_cast<std::int32_t>(header.kv_heads),
-                       static_cast<std::int32_t>(header.head_dim),
-                       static_cast<KvType>(header.kv_type)};
+  contents.kv_shape = {
+      static_cast<std::int32_t>(header.full_layers), static_cast<std::int32_t>(header.kv_heads),
+      static_cast<std::int32_t>(header.head_dim), static_cast<KvType>(header.kv_type)};
   contents.convolution = {reinterpret_cast<const float*>(sections[kConvolution].data()),
                           sections[kConvolution].size() / sizeof(float)};
   contents.kv = sections[kKv];

@@ -37,14 +37,14 @@ struct SessionContents {
   std::int32_t convolution_inputs = 0;  // inputs kept per channel: kernel - 1
   std::int32_t convolution_channels = 0;
   KvShape kv_shape;
-  std::span<const float> convolution;   // [linear layers, convolution_inputs, channels]
-  std::span<const std::byte> kv;        // KvCache::pack
+  std::span<const float> convolution;             // [linear layers, convolution_inputs, channels]
+  std::span<const std::byte> kv;                  // KvCache::pack
   std::vector<std::span<const std::byte>> blobs;  // [linear layers]
 };
 
-// A session file, mapped and fully verified: magic, version, sizes, checksums of header and sections,
-// nothing before, between or behind them. What the blobs hold is verified by the library when it
-// loads them (leapquant_inspect tells).
+// A session file, mapped and fully verified: magic, version, sizes, checksums of header and
+// sections, nothing before, between or behind them. What the blobs hold is verified by the library
+// when it loads them (leapquant_inspect tells).
 class SessionFile {
  public:
   explicit SessionFile(const std::filesystem::path& path);

@@ -17,7 +17,7 @@ inline constexpr std::int64_t kAttentionBlock = 128;
 inline constexpr std::int64_t kAttentionRows = 16;
 
 struct AttentionHead {
-  const void* const* key_blocks;    // [ceil(tokens / kAttentionBlock)] -> [kAttentionBlock, head_dim]
+  const void* const* key_blocks;  // [ceil(tokens / kAttentionBlock)] -> [kAttentionBlock, head_dim]
   const void* const* value_blocks;  // the same
   WeightType type;                  // kF32 or kBf16
   std::int64_t head_dim;

@@ -125,30 +125,34 @@ void multiply_typed(const float* x, std::int64_t x_stride, std::int64_t rows,
                     std::int64_t first, std::int64_t last, float* y, std::int64_t y_stride) {
   // A multiple of all the numbers of outputs above.
   const std::int64_t row_bytes = inner * static_cast<std::int64_t>(sizeof(*weights));
-  const std::int64_t tile = std::max<std::int64_t>(kTileBytes / std::max<std::int64_t>(row_bytes, 1) / 24, 1) * 24;
+  const std::int64_t tile =
+      std::max<std::int64_t>(kTileBytes / std::max<std::int64_t>(row_bytes, 1) / 24, 1) * 24;
   for (std::int64_t begin = first; begin < last; begin += tile) {
     const std::int64_t outputs = std::min(tile, last - begin);
     const typename Weights::Element* w = weights + begin * inner;
     std::int64_t r = 0;
     for (; r + kBlockRows <= rows; r += kBlockRows) {
-      multiply_outputs<Weights, kBlockRows, kOutputs4>(x + r * x_stride, x_stride, w, inner, outputs,
-                                                       y + r * y_stride + begin, y_stride);
+      multiply_outputs<Weights, kBlockRows, kOutputs4>(x + r * x_stride, x_stride, w, inner,
+                                                       outputs, y + r * y_stride + begin, y_stride);
     }
     const float* x_rest = x + r * x_stride;
     float* y_rest = y + r * y_stride + begin;
     if (rows - r == 3) {
-      multiply_outputs<Weights, 3, kOutputs3>(x_rest, x_stride, w, inner, outputs, y_rest, y_stride);
+      multiply_outputs<Weights, 3, kOutputs3>(x_rest, x_stride, w, inner, outputs, y_rest,
+                                              y_stride);
     } else if (rows - r == 2) {
-      multiply_outputs<Weights, 2, kOutputs2>(x_rest, x_stride, w, inner, outputs, y_rest, y_stride);
+      multiply_outputs<Weights, 2, kOutputs2>(x_rest, x_stride, w, inner, outputs, y_rest,
+                                              y_stride);
     } else if (rows - r == 1) {
-      multiply_outputs<Weights, 1, kOutputs1>(x_rest, x_stride, w, inner, outputs, y_rest, y_stride);
+      multiply_outputs<Weights, 1, kOutputs1>(x_rest, x_stride, w, inner, outputs, y_rest,
+                                              y_stride);
     }
   }
 }
 
 void multiply_rows(const float* x, std::int64_t x_stride, std::int64_t rows, const void* weights,
-                  WeightType type, std::int64_t inner, std::int64_t first, std::int64_t last,
-                  float* y, std::int64_t y_stride) {
+                   WeightType type, std::int64_t inner, std::int64_t first, std::int64_t last,
+                   float* y, std::int64_t y_stride) {
   switch (type) {
     case WeightType::kBf16:
       multiply_typed<Bf16Weights>(x, x_stride, rows, static_cast<const std::uint16_t*>(weights),
@@ -181,7 +185,7 @@ void widen_typed(const typename Weights::Element* from, std::int64_t count, floa
 }
 
 void widen_row(const void* weights, WeightType type, std::int64_t row, std::int64_t inner,
-              float* values) {
+               float* values) {
   switch (type) {
     case WeightType::kBf16:
       widen_typed<Bf16Weights>(static_cast<const std::uint16_t*>(weights) + row * inner, inner,
@@ -198,35 +202,6 @@ void widen_row(const void* weights, WeightType type, std::int64_t row, std::int6
   }
 }
 
-std::uint64_t read_bytes(const void* data, std::int64_t bytes) {
-  const hn::ScalableTag<std::uint64_t> tag;
-  const std::uint8_t* from = static_cast<const std::uint8_t*>(data);
-  const std::int64_t step = 4 * static_cast<std::int64_t>(hn::Lanes(tag)) * 8;
-  auto a = hn::Zero(tag);
-  auto b = a;
-  auto c = a;
-  auto d = a;
-  std::int64_t i = 0;
-  for (; i + step <= bytes; i += step) {
-    const std::uint64_t* words = reinterpret_cast<const std::uint64_t*>(from + i);
-    const std::size_t lanes = hn::Lanes(tag);
-    a = hn::Xor(a, hn::LoadU(tag, words));
-    b = hn::Xor(b, hn::LoadU(tag, words + lanes));
-    c = hn::Xor(c, hn::LoadU(tag, words + 2 * lanes));
-    d = hn::Xor(d, hn::LoadU(tag, words + 3 * lanes));
-  }
-  HWY_ALIGN std::uint64_t words[hn::MaxLanes(tag)];
-  hn::Store(hn::Xor(hn::Xor(a, b), hn::Xor(c, d)), tag, words);
-  std::uint64_t result = 0;
-  for (std::size_t lane = 0; lane < hn::Lanes(tag); ++lane) result ^= words[lane];
-  for (; i < bytes; ++i) {
-    result ^= static_cast<std::uint64_t>(from[i]) << (8 * (i % 8));
-  }
-  return result;
-}
-
-const char* target_name() { return hwy::TargetName(HWY_TARGET); }
-
 }  // namespace HWY_NAMESPACE
 }  // namespace leapquant::runtime::kernels
 HWY_AFTER_NAMESPACE();
@@ -236,8 +211,6 @@ namespace leapquant::runtime::kernels {
 
 HWY_EXPORT(multiply_rows);
 HWY_EXPORT(widen_row);
-HWY_EXPORT(read_bytes);
-HWY_EXPORT(target_name);
 
 void multiply_rows(const float* x, std::int64_t x_stride, std::int64_t rows, const void* weights,
                    WeightType type, std::int64_t inner, std::int64_t first, std::int64_t last,
@@ -250,12 +223,6 @@ void widen_row(const void* weights, WeightType type, std::int64_t row, std::int6
                float* values) {
   HWY_DYNAMIC_DISPATCH(widen_row)(weights, type, row, inner, values);
 }
-
-std::uint64_t read_bytes(const void* data, std::int64_t bytes) {
-  return HWY_DYNAMIC_DISPATCH(read_bytes)(data, bytes);
-}
-
-const char* target_name() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
 
 }  // namespace leapquant::runtime::kernels
 #endif

@@ -13,7 +13,8 @@ namespace leapquant::runtime::kernels {
 enum class WeightType { kBf16, kF16, kF32 };
 
 // y[r, n] = sum over k of x[r, k] * w[n, k] for r in 0..rows-1 and n in first..last-1. w is
-// [outputs, inner], dense; rows of x and y begin x_stride and y_stride floats apart. FP32 throughout.
+// [outputs, inner], dense; rows of x and y begin x_stride and y_stride floats apart. FP32
+// throughout.
 //
 // Every sum is taken over the lanes of one vector accumulator, in ascending k, then over the lanes
 // in a fixed order: y[r, n] is bitwise independent of rows, r, first and last.
@@ -24,12 +25,6 @@ void multiply_rows(const float* x, std::int64_t x_stride, std::int64_t rows, con
 // Row `row` of w [.., inner] as FP32.
 void widen_row(const void* weights, WeightType type, std::int64_t row, std::int64_t inner,
                float* values);
-
-// Reads all bytes and returns their exclusive or, in 8-byte words: what merely reading costs.
-std::uint64_t read_bytes(const void* data, std::int64_t bytes);
-
-// Name of the SIMD target in use: "AVX2".
-const char* target_name();
 
 }  // namespace leapquant::runtime::kernels
 

@@ -55,10 +55,14 @@ HWY_INLINE void for_each_pair(const float* a, const float* b, std::int64_t size,
   }
 }
 
+// NaN and infinity give NaN, so that a fault further up does not vanish in a gate.
 HWY_INLINE Vector sigmoid(Vector x) {
   const FloatTag tag;
   const Vector one = hn::Set(tag, 1.0f);
-  return hn::Div(one, hn::Add(one, hn::Exp(tag, hn::Neg(x))));
+  // Exp is garbage above 104; from 88 on the result is below 1e-38 anyway.
+  const Vector exponent = hn::Min(hn::Neg(x), hn::Set(tag, 88.0f));
+  const Vector zero_or_nan = hn::Sub(x, x);
+  return hn::Div(one, hn::Add(hn::Add(one, zero_or_nan), hn::Exp(tag, exponent)));
 }
 
 HWY_INLINE Vector silu(Vector x) { return hn::Mul(x, sigmoid(x)); }
@@ -91,7 +95,8 @@ void gated_rms_norm(float* o, const float* z, const float* factor, float eps, st
                     bool sigmoid_gate) {
   rms_norm(o, factor, eps, size, o);
   if (sigmoid_gate) {
-    for_each_pair(o, z, size, o, [](Vector a, Vector b) HWY_ATTR { return hn::Mul(a, sigmoid(b)); });
+    for_each_pair(o, z, size, o,
+                  [](Vector a, Vector b) HWY_ATTR { return hn::Mul(a, sigmoid(b)); });
   } else {
     for_each_pair(o, z, size, o, [](Vector a, Vector b) HWY_ATTR { return hn::Mul(a, silu(b)); });
   }
@@ -102,11 +107,13 @@ void add(float* x, const float* y, std::int64_t size) {
 }
 
 void silu_multiply(float* gate, const float* up, std::int64_t size) {
-  for_each_pair(gate, up, size, gate, [](Vector a, Vector b) HWY_ATTR { return hn::Mul(silu(a), b); });
+  for_each_pair(gate, up, size, gate,
+                [](Vector a, Vector b) HWY_ATTR { return hn::Mul(silu(a), b); });
 }
 
 void sigmoid_multiply(float* x, const float* gate, std::int64_t size) {
-  for_each_pair(x, gate, size, x, [](Vector a, Vector b) HWY_ATTR { return hn::Mul(a, sigmoid(b)); });
+  for_each_pair(x, gate, size, x,
+                [](Vector a, Vector b) HWY_ATTR { return hn::Mul(a, sigmoid(b)); });
 }
 
 void convolve(const float* const* inputs, const float* taps, std::int64_t taps_stride,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The runtime with FP32 states against golden.safetensors, which Hugging Face Transformers made from
-// the same weights in FP32: logits, recurrent states, convolution states, greedy completions.
+// The runtime with FP32 states against golden.safetensors, which Hugging Face Transformers made
+// from the same weights in FP32: logits, recurrent states, convolution states, greedy completions.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -83,9 +83,9 @@ class Golden : public testing::Test {
     for (std::int64_t i = 0; i < config.num_layers; ++i) {
       if (config.layer_kinds[static_cast<std::size_t>(i)] != LayerKind::kLinearAttention) continue;
       const std::string prefix = "layers." + std::to_string(i) + ".";
-      std::vector<float> state(static_cast<std::size_t>(config.linear_num_value_heads *
-                                                        config.linear_key_head_dim *
-                                                        config.linear_value_head_dim));
+      std::vector<float> state(
+          static_cast<std::size_t>(config.linear_num_value_heads * config.linear_key_head_dim *
+                                   config.linear_value_head_dim));
       batch.export_state(sequence, linear_layer, state);
       expect_equal(state, part(prefix + "recurrent_state", index), prefix + "recurrent_state");
       // The golden convolution state keeps one input more, channel by channel.

@@ -21,7 +21,7 @@ namespace {
 struct Case {
   std::int64_t tokens;
   std::int64_t head_dim;
-  std::vector<float> keys;    // [whole blocks, head_dim]
+  std::vector<float> keys;  // [whole blocks, head_dim]
   std::vector<float> values;
   std::vector<std::uint16_t> keys_bf16;
   std::vector<std::uint16_t> values_bf16;
@@ -109,8 +109,8 @@ TEST(AttentionKernel, EqualsSoftmax) {
         attend(c.head, queries.data(), rows, visible.data(), outputs.data(),
                scratch.floats(attention_scratch(head_dim)));
         for (std::int64_t r = 0; r < rows; ++r) {
-          const auto expected = c.expected(queries.data() + r * head_dim,
-                                           visible[static_cast<std::size_t>(r)]);
+          const auto expected =
+              c.expected(queries.data() + r * head_dim, visible[static_cast<std::size_t>(r)]);
           for (std::size_t d = 0; d < expected.size(); ++d) {
             // A score of size up to ~10 has an FP32 error of ~1e-5 at most, which is the relative
             // error of its weight; values are of size 1 and weights sum to 1.

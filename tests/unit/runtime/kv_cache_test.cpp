@@ -25,8 +25,7 @@ float mark(std::int32_t layer, std::int32_t part, std::int32_t head, std::int64_
 float* row(KvCache& cache, std::int32_t layer, std::int32_t part, std::int32_t head,
            std::int64_t token) {
   const std::int64_t block = token / kKvBlockTokens;
-  std::byte* start =
-      part == 0 ? cache.keys(layer, head, block) : cache.values(layer, head, block);
+  std::byte* start = part == 0 ? cache.keys(layer, head, block) : cache.values(layer, head, block);
   return reinterpret_cast<float*>(start) + token % kKvBlockTokens * kDim;
 }
 

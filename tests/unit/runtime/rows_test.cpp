@@ -99,6 +99,12 @@ TEST(Rows, ActivationFunctionsFarOut) {
   EXPECT_EQ(gate[2], 0.0f);
   EXPECT_EQ(gate[3], 88.0f);
   EXPECT_EQ(gate[4], 200.0f);
+  std::vector<float> x = {1.0f, 1.0f, 1.0f};
+  const std::vector<float> far = {-1e30f, 1e30f, NAN};
+  sigmoid_multiply(x.data(), far.data(), 3);
+  EXPECT_NEAR(x[0], 0.0f, 1e-30f);
+  EXPECT_EQ(x[1], 1.0f);
+  EXPECT_TRUE(std::isnan(x[2]));
 }
 
 TEST(Rows, Convolution) {

@@ -44,9 +44,9 @@ TEST(StopText, GivesBackAnUnfinishedBeginning) {
 RC_GTEST_PROP(StopText, AnyCutGivesTheTextBeforeTheFirstStop, ()) {
   const auto letter = rc::gen::elementOf(std::string("ab"));
   const auto text = *rc::gen::container<std::string>(letter);
-  const std::vector<std::string> stops = *rc::gen::resize(
-      3, rc::gen::container<std::vector<std::string>>(
-             rc::gen::nonEmpty(rc::gen::container<std::string>(letter))));
+  const std::vector<std::string> stops =
+      *rc::gen::resize(3, rc::gen::container<std::vector<std::string>>(
+                              rc::gen::nonEmpty(rc::gen::container<std::string>(letter))));
   const auto cuts = *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 5));
 
   StopText stop(stops);
@@ -55,8 +55,8 @@ RC_GTEST_PROP(StopText, AnyCutGivesTheTextBeforeTheFirstStop, ()) {
   std::size_t cut = 0;
   std::size_t fed = 0;
   while (at < text.size() && !stop.found()) {
-    const auto size = std::min(text.size() - at,
-                               cut < cuts.size() ? static_cast<std::size_t>(cuts[cut++]) : 1);
+    const auto size =
+        std::min(text.size() - at, cut < cuts.size() ? static_cast<std::size_t>(cuts[cut++]) : 1);
     shown += stop.push(std::string_view(text).substr(at, size));
     at += size;
     fed = at;
@@ -69,7 +69,8 @@ RC_GTEST_PROP(StopText, AnyCutGivesTheTextBeforeTheFirstStop, ()) {
   if (!stop.found()) {
     RC_ASSERT(shown == text);
   } else {
-    // Earlier bytes cannot hold one, but of two that overlap the one that was complete first counts.
+    // Earlier bytes cannot hold one, but of two that overlap the one that was complete first
+    // counts.
     RC_ASSERT(text.starts_with(shown));
     RC_ASSERT(std::any_of(stops.begin(), stops.end(), [&](const std::string& one) {
       return text.substr(shown.size()).starts_with(one);
