@@ -215,6 +215,10 @@ class Evaluator {
     item.result.kl_sum +=
         divergence(std::span(item.reference).subspan(step * vocab(), vocab()), logits);
     ++item.result.kl_tokens;
+    const std::vector<std::int32_t>& ends = model_.config().eos_token_ids;
+    if (is_end && ends.empty()) return;  // such a model has no token to expect
+    item.result.loss_sum +=
+        token_loss(logits, static_cast<std::size_t>(is_end ? ends.front() : item.answer[step]));
   }
 
   // Prefills all prompts, then feeds the answers token by token, one of every sequence per step.
@@ -297,6 +301,7 @@ class Evaluator {
     row.has_kl = options_.divergence;
     row.state_bytes = runtime::state_bytes_per_sequence(model_.config(), state).total();
     double kl = 0;
+    double loss = 0;
     std::int64_t kl_tokens = 0;
     double seconds = 0;
     std::int64_t tokens = 0;
@@ -306,11 +311,15 @@ class Evaluator {
       ++row.total;
       row.correct += result->right ? 1 : 0;
       kl += result->kl_sum;
+      loss += result->loss_sum;
       kl_tokens += result->kl_tokens;
       seconds += result->seconds;
       tokens += result->tokens;
     }
-    if (kl_tokens > 0) row.mean_kl = kl / static_cast<double>(kl_tokens);
+    if (kl_tokens > 0) {
+      row.mean_kl = kl / static_cast<double>(kl_tokens);
+      row.mean_loss = loss / static_cast<double>(kl_tokens);
+    }
     if (seconds > 0) row.tokens_per_second = static_cast<double>(tokens) / seconds;
     return row;
   }
@@ -323,6 +332,14 @@ class Evaluator {
   std::int64_t done_ = 0;
   std::int64_t total_ = 0;
 };
+
+// log(sum exp(logit - *top)) with *top the largest logit.
+double log_of_sum(std::span<const float> logits, double* top) {
+  *top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x) - *top);
+  return std::log(sum);
+}
 
 }  // namespace
 
@@ -338,17 +355,17 @@ std::string_view policy_name(const runtime::StateFormat& format) {
   return format.per_step() ? "step" : "window";
 }
 
+double token_loss(std::span<const float> logits, std::size_t token) {
+  double top = 0;
+  const double log_sum = log_of_sum(logits, &top);
+  return log_sum + top - static_cast<double>(logits[token]);
+}
+
 double divergence(std::span<const float> p_logits, std::span<const float> q_logits) {
-  const auto log_sum = [](std::span<const float> logits, double* top) {
-    *top = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float x : logits) sum += std::exp(static_cast<double>(x) - *top);
-    return std::log(sum);
-  };
   double p_top = 0;
   double q_top = 0;
-  const double p_log_sum = log_sum(p_logits, &p_top);
-  const double q_log_sum = log_sum(q_logits, &q_top);
+  const double p_log_sum = log_of_sum(p_logits, &p_top);
+  const double q_log_sum = log_of_sum(q_logits, &q_top);
   double total = 0;
   for (std::size_t i = 0; i < p_logits.size(); ++i) {
     const double log_p = static_cast<double>(p_logits[i]) - p_top - p_log_sum;

@@ -45,6 +45,9 @@ struct EvaluationRow {
   // the next-token distributions, in nats. The prompt is prefilled exactly in both, the answer is
   // fed token by token with the state kept in its format.
   double mean_kl = 0;
+  // Mean over the same tokens of -log of the probability of the answer's token; exp of it is the
+  // perplexity. Known where mean_kl is.
+  double mean_loss = 0;
   double tokens_per_second = 0;  // decoded tokens of all prompts over the time of decode steps
   std::int64_t state_bytes = 0;  // boundary states, windows and metadata of one sequence
 };
@@ -64,6 +67,9 @@ std::vector<EvaluationRow> evaluate(const runtime::Model& model,
                                     const runtime::Threads& threads,
                                     const std::vector<TaskFile>& files,
                                     const EvaluationOptions& options, ResultsLog& log);
+
+// -log of the probability of `token` in nats of a distribution given as logits, in FP64.
+double token_loss(std::span<const float> logits, std::size_t token);
 
 // KL(p || q) in nats of two distributions given as logits, in FP64.
 double divergence(std::span<const float> p_logits, std::span<const float> q_logits);

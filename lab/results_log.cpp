@@ -17,8 +17,8 @@ namespace leapquant::lab {
 namespace {
 
 constexpr std::string_view kHeader =
-    "model,tier,task,id,digest,state,right,kl_sum,kl_tokens,tokens,seconds";
-constexpr std::size_t kColumns = 11;
+    "model,tier,task,id,digest,state,right,kl_sum,loss_sum,kl_tokens,tokens,seconds";
+constexpr std::size_t kColumns = 12;
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
 
 // RFC 4180: quotes only where needed. Names and formats hold no line breaks.
@@ -67,9 +67,10 @@ bool parse_line(std::string_view line, PromptResult* result) {
   result->right = fields[6] == "1";
   result->has_kl = !fields[7].empty();
   return (fields[6] == "0" || fields[6] == "1") &&
-         (!result->has_kl || parse(fields[7], &result->kl_sum)) &&
-         parse(fields[8], &result->kl_tokens) && parse(fields[9], &result->tokens) &&
-         parse(fields[10], &result->seconds);
+         (!result->has_kl ||
+          (parse(fields[7], &result->kl_sum) && parse(fields[8], &result->loss_sum))) &&
+         parse(fields[9], &result->kl_tokens) && parse(fields[10], &result->tokens) &&
+         parse(fields[11], &result->seconds);
 }
 
 }  // namespace
@@ -134,9 +135,11 @@ void ResultsLog::append(const std::vector<PromptResult>& results) {
   for (const PromptResult& result : results) results_[key_of(result)] = result;
   if (file_ == nullptr) return;
   for (const PromptResult& r : results) {
-    fmt::print(file_, "{},{},{},{},{},{},{:d},{},{},{},{:.6g}\n", r.model, field(r.tier),
+    fmt::print(file_, "{},{},{},{},{},{},{:d},{},{},{},{},{:.17g}\n", r.model, field(r.tier),
                field(r.task), field(r.id), r.digest, field(r.state), r.right,
-               r.has_kl ? fmt::format("{:.17g}", r.kl_sum) : "", r.kl_tokens, r.tokens, r.seconds);
+               r.has_kl ? fmt::format("{:.17g}", r.kl_sum) : "",
+               r.has_kl ? fmt::format("{:.17g}", r.loss_sum) : "", r.kl_tokens, r.tokens,
+               r.seconds);
   }
   if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) {
     throw runtime::Error("Cannot write the results file " +

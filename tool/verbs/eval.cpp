@@ -62,6 +62,7 @@ nlohmann::ordered_json as_json(const lab::EvaluationRow& row) {
   line["correct"] = row.correct;
   line["total"] = row.total;
   line["mean_kl"] = row.has_kl ? nlohmann::ordered_json(row.mean_kl) : nullptr;
+  line["mean_loss"] = row.has_kl ? nlohmann::ordered_json(row.mean_loss) : nullptr;
   line["tokens_per_second"] = row.tokens_per_second;
   line["state_bytes"] = row.state_bytes;
   return line;

@@ -15,6 +15,13 @@
 namespace leapquant::lab {
 namespace {
 
+TEST(TokenLoss, IsMinusLogOfTheProbability) {
+  const std::vector<float> logits = {0.0f, 0.0f, 20000.0f};
+  EXPECT_NEAR(token_loss(logits, 2), 0, 1e-12);
+  EXPECT_NEAR(token_loss(logits, 0), 20000, 1e-6);
+  EXPECT_NEAR(token_loss(std::vector<float>(4, 7.0f), 1), std::log(4.0), 1e-12);
+}
+
 TEST(Divergence, OfADistributionFromItselfIsZero) {
   const std::vector<float> logits = {1, -3, 0.5F, 80};
   EXPECT_EQ(divergence(logits, logits), 0);

@@ -25,6 +25,7 @@ PromptResult result_of(const std::string& id, const std::string& state) {
   result.right = true;
   result.has_kl = true;
   result.kl_sum = 0.1;
+  result.loss_sum = 0.3;
   result.kl_tokens = 7;
   result.tokens = 9;
   result.seconds = 0.25;
@@ -57,6 +58,7 @@ TEST_F(Log, ReadsBackWhatItWrote) {
   ASSERT_NE(found, nullptr);
   EXPECT_TRUE(found->right);
   EXPECT_EQ(found->kl_sum, 0.1);  // 17 digits keep every FP64 value
+  EXPECT_EQ(found->loss_sum, 0.3);
   EXPECT_EQ(found->kl_tokens, 7);
   EXPECT_EQ(found->tokens, 9);
   EXPECT_EQ(found->seconds, 0.25);
@@ -92,10 +94,11 @@ TEST_F(Log, RemovesALineThatWasCutOff) {
 TEST_F(Log, RefusesForeignAndBrokenFilesAndLeavesThem) {
   for (const std::string content :
        {"a,b\n1,2\n", "no line break", "model,tier\n",
-        "model,tier,task,id,digest,state,right,kl_sum,kl_tokens,tokens,seconds\nonly,three,"
+        "model,tier,task,id,digest,state,right,kl_sum,loss_sum,kl_tokens,tokens,seconds\nonly,"
+        "three,"
         "fields\n",
-        "model,tier,task,id,digest,state,right,kl_sum,kl_tokens,tokens,seconds\n"
-        "m,t,k,i,d,s,2,0,0,0,0\n"}) {
+        "model,tier,task,id,digest,state,right,kl_sum,loss_sum,kl_tokens,tokens,seconds\n"
+        "m,t,k,i,d,s,2,0,0,0,0,0\n"}) {
     std::ofstream(path_, std::ios::trunc) << content;
     EXPECT_THROW(ResultsLog{path_}, runtime::Error) << content;
     EXPECT_EQ(text(), content);
