@@ -195,14 +195,14 @@ cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t s
           cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device)) {
     return e;
   }
-  if (cudaError_t e = launch_fold_128(call, vector, processors, stream)) return e;
-  // What the fold's block leaves of a multiprocessor; a block of either reserves 1 KiB more.
-  const int32_t left = shared - fold_128_shared_bytes(call, vector) - 1024;
-  const int32_t each = decode_128_shared_bytes(call, vector) + 1024;
-  const int32_t per_processor = std::clamp(left / each, 1, 8);
+  if (cudaError_t e = launch_fold_128(call, vector, kFoldBlocks128 * processors, stream)) return e;
+  // All blocks of decode are resident once the folds are done: at most 136 registers a thread, and
+  // what shared memory holds (a block reserves 1 KiB more). Small batches share a head among more
+  // warps.
   const int64_t total = int64_t{call.batch} * call.v_heads;
-  // Small batches share a head among warps, so that every scheduler has one.
-  const int32_t warps = total >= 4 * processors ? 1 : total >= 2 * processors ? 2 : 4;
+  const int32_t warps = total >= 4 * processors ? 2 : 4;
+  const int32_t each = decode_128_shared_bytes(call, vector) + 1024;
+  const int32_t per_processor = std::clamp(shared / each, 1, 14 / warps);
   return launch_decode_128(call, vector, warps, processors * per_processor, true, stream);
 }
 

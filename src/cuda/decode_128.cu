@@ -25,7 +25,7 @@ constexpr uint32_t kAll = 0xffffffffu;
 
 // Shared memory of one block, in bytes from its start.
 struct Plan {
-  int32_t keys, corrections, decays, planes, reads, weights, deferred, barrier, bytes;
+  int32_t keys, corrections, decays, planes, reads, weights, deferred, bases, barrier, bytes;
 };
 
 __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capacity,
@@ -46,6 +46,8 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   at += (capacity + 32) * 8;
   p.deferred = at;
   at += kDeferredWords * 4;
+  p.bases = at;
+  at += 32 * 4;
   p.barrier = (at + 7) / 8 * 8;
   p.bytes = p.barrier + 8;
   return p;
@@ -347,36 +349,56 @@ struct Head {
 
   // One token. n records lie in shared memory, `decay` is lane l's log decay of record l (scalar).
   // Returns through *decay the appended token's too. load_wait waits for the copies.
-  template <typename Wait>
-  __device__ __forceinline__ void token(int32_t sequence, int32_t v_head, int32_t t, int32_t n,
-                                        const Sequence128& s, const HeadFormat128& format,
-                                        float* decay, bool append, Wait wait) const {
+  // The inputs of one token as they lie. Loaded a head ahead where the next head is known.
+  struct Raw {
+    uint4 q, k, v, g;
+    uint32_t v_one[kCount];
+    uint32_t beta;
+  };
+  __device__ __forceinline__ void load_inputs(int32_t sequence, int32_t v_head, int32_t t,
+                                              Raw* raw) const {
     const int32_t k_head = quotient(v_head, call.group);
-    const uint4 q_raw = load_raw(row_of(call.q, sequence, t, k_head), call.q.type, lane);
-    const uint4 k_raw = load_raw(row_of(call.k, sequence, t, k_head), call.k.type, lane);
+    raw->q = load_raw(row_of(call.q, sequence, t, k_head), call.q.type, lane);
+    raw->k = load_raw(row_of(call.k, sequence, t, k_head), call.k.type, lane);
     const char* v_row = row_of(call.v, sequence, t, v_head);
-    uint4 v_raw;
-    uint32_t v_raw_one[kCount];
     if constexpr (kCount == 4) {
-      v_raw = load_raw(v_row, call.v.type, place);
+      raw->v = load_raw(v_row, call.v.type, place);
     } else {
 #pragma unroll
       for (int32_t i = 0; i < kCount; ++i) {
-        v_raw_one[i] = load_raw_one(v_row, call.v.type, kCount * place + i);
+        raw->v_one[i] = load_raw_one(v_row, call.v.type, kCount * place + i);
       }
     }
-    uint32_t beta_raw = 0;
     if (call.beta.data != nullptr) {
-      beta_raw = load_raw_one(row_of(call.beta, sequence, t, 0), call.beta.type, v_head);
+      raw->beta = load_raw_one(row_of(call.beta, sequence, t, 0), call.beta.type, v_head);
     }
-    uint4 g_raw = make_uint4(0, 0, 0, 0);
     if constexpr (kVector) {
-      g_raw = load_raw(row_of(call.log_decay, sequence, t, v_head), call.log_decay.type, lane);
+      raw->g = load_raw(row_of(call.log_decay, sequence, t, v_head), call.log_decay.type, lane);
     } else if (call.log_decay.data != nullptr) {
-      g_raw.x = load_raw_one(row_of(call.log_decay, sequence, t, 0), call.log_decay.type, v_head);
+      raw->g.x = load_raw_one(row_of(call.log_decay, sequence, t, 0), call.log_decay.type, v_head);
     }
-    float4 q = widen_raw(q_raw, call.q.type);
-    float4 k = widen_raw(k_raw, call.k.type);
+  }
+  // Log decay of record `lane` of the window (scalar decays).
+  __device__ __forceinline__ float load_decay(const Sequence128& s, int32_t v_head, int32_t base,
+                                              int32_t n) const {
+    if (kVector || call.stored_decay == 0 || lane >= n) return 0.0f;
+    const float* decays =
+        reinterpret_cast<const float*>(call.windows + s.window_slot * call.window_stride +
+                                       call.log_decays + v_head * call.decay_head_stride);
+    return decays[modulo(base + lane, call.ring_tokens)];
+  }
+
+  // One token, whose inputs *raw holds. n records lie in shared memory, *decay is lane l's log
+  // decay of record l (scalar decays). wait: until the copies are there. early: shared memory has
+  // been read for the last time, unless the token is appended to it.
+  template <typename Wait, typename Early>
+  __device__ __forceinline__ void token(int32_t sequence, int32_t v_head, int32_t t, int32_t n,
+                                        const Sequence128& s, const HeadFormat128& format,
+                                        float* decay, bool append, Raw* raw, Wait wait,
+                                        Early early) const {
+    const int32_t k_head = quotient(v_head, call.group);
+    float4 q = widen_raw(raw->q, call.q.type);
+    float4 k = widen_raw(raw->k, call.k.type);
 
     if (call.l2norm != 0) {
       const float qs = 1.0f / sqrtf(sum_of_warp(dot_four(q, q)) + call.l2norm_eps);
@@ -388,7 +410,7 @@ struct Head {
     const float own = sum_of_warp(dot_four(k, q));
     float4 g = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // scalar: x only
     if constexpr (kVector) {
-      g = widen_raw(g_raw, call.log_decay.type);
+      g = widen_raw(raw->g, call.log_decay.type);
       if (call.gate != LEAPQUANT_GATE_READY) {
         const int32_t bias = v_head * 128 + 4 * lane;
         g.x = gate_of(call, g.x, v_head, bias);
@@ -397,7 +419,7 @@ struct Head {
         g.w = gate_of(call, g.w, v_head, bias + 3);
       }
     } else if (call.log_decay.data != nullptr) {
-      g.x = gate_of(call, widen_one(g_raw.x, call.log_decay.type), v_head, v_head);
+      g.x = gate_of(call, widen_one(raw->g.x, call.log_decay.type), v_head, v_head);
     }
     float4 a;
     a.x = exp_fast(g.x);
@@ -598,14 +620,14 @@ struct Head {
 
     float v[kCount];
     if constexpr (kCount == 4) {
-      const float4 x = widen_raw(v_raw, call.v.type);
+      const float4 x = widen_raw(raw->v, call.v.type);
       v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
     } else {
 #pragma unroll
-      for (int32_t i = 0; i < kCount; ++i) v[i] = widen_one(v_raw_one[i], call.v.type);
+      for (int32_t i = 0; i < kCount; ++i) v[i] = widen_one(raw->v_one[i], call.v.type);
     }
     float beta = 1.0f;
-    if (call.beta.data != nullptr) beta = beta_of(call, widen_one(beta_raw, call.beta.type));
+    if (call.beta.data != nullptr) beta = beta_of(call, widen_one(raw->beta, call.beta.type));
 
     // Residual, correction, output.
     float u[kCount], o[kCount];
@@ -618,10 +640,14 @@ struct Head {
                               ? half_at(shared + format.value_scale, value)
                               : reinterpret_cast<const float*>(shared + format.value_scale)[value];
       const float step = scale * format.inverse_q;
-      const float k_part = fmaf(reads[value] * full_k, step, read_k[i]);
-      const float q_part = fmaf(reads[128 + value] * full_q, step, read_q[i]);
-      u[i] = beta * (call.delta_rule ? v[i] - k_part : v[i]);
-      o[i] = fmaf(own, u[i], q_part);
+      u[i] = fmaf(reads[value] * full_k, step, read_k[i]);
+      o[i] = fmaf(reads[128 + value] * full_q, step, read_q[i]);
+    }
+    early();
+#pragma unroll
+    for (int32_t i = 0; i < kCount; ++i) {
+      u[i] = beta * (call.delta_rule ? v[i] - u[i] : v[i]);
+      o[i] = fmaf(own, u[i], o[i]);
     }
     store_values<kCount>(const_cast<char*>(row_of(call.output, sequence, t, v_head)),
                          call.output.type, place, o);
@@ -771,6 +797,9 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
     Sequence128 s = {};
     uint32_t faults = 0;
     int32_t bases = 0;
+    typename Head<kVector, kWarps>::Raw raw = {};
+    float decay = 0.0f;
+    bool ahead = false;  // copies of the head at hand are under way, its inputs loaded
     int32_t sequence = static_cast<int32_t>(first / call.v_heads);
     int32_t v_head = static_cast<int32_t>(first - int64_t{sequence} * call.v_heads) - 1;
     for (int32_t index = 0; index < count; ++index) {
@@ -792,6 +821,13 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
         const int32_t h = min((block_of_heads << 5) + lane, call.v_heads - 1);
         bases = *reinterpret_cast<const volatile int32_t*>(call.base +
                                                            int64_t{s.slot} * call.v_heads + h);
+        if constexpr (kWarps > 1) {  // a fold may move a base between two warps' loads
+          int32_t* common = reinterpret_cast<int32_t*>(shared + plan.bases);
+          if (warp == 0) common[lane] = bases;
+          __syncthreads();
+          bases = common[lane];
+          __syncthreads();
+        }
         __threadfence();  // a base that a fold has just moved: what it wrote is seen
         fence_async_proxy();
       }
@@ -802,7 +838,9 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
       const HeadFormat128& format = format_of(call, v_head);
       const bool copies =
           s.alive && faults == 0 && !due && n >= 0 && n <= call.capacity - (call.tokens - 1);
-      if (copies && threadIdx.x == 0) head.start_copies(s, v_head, base, n, format, barrier);
+      if (copies && !ahead && threadIdx.x == 0) {
+        head.start_copies(s, v_head, base, n, format, barrier);
+      }
       if (pass == 0 && fresh && s.alive && faults == 0) {  // deferred heads have passed it
         uint32_t found = check_positions(call, s, threadIdx.x, 32 * kWarps);
         found |= check_inputs<kVector, (kWarps == 1 ? 8 : 4)>(call, sequence, s.tokens, threadIdx.x,
@@ -827,23 +865,38 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
       }
       const int32_t done = computes ? s.tokens : 0;
       if (computes) {
-        float decay = 0.0f;
-        if (!kVector && call.stored_decay != 0 && lane < n) {
-          const float* decays =
-              reinterpret_cast<const float*>(call.windows + s.window_slot * call.window_stride +
-                                             call.log_decays + v_head * call.decay_head_stride);
-          decay = decays[modulo(base + lane, call.ring_tokens)];
-        }
+        if (!ahead) decay = head.load_decay(s, v_head, base, n);
         for (int32_t t = 0; t < s.tokens; ++t) {
-          head.token(sequence, v_head, t, n + t, s, format, &decay, t + 1 < s.tokens, [&] {
+          if (t > 0 || !ahead) head.load_inputs(sequence, v_head, t, &raw);
+          ahead = false;
+          const auto wait = [&] {
             if (t == 0) {
               barrier_wait(barrier, parity);
             } else {
               block_sync<kWarps>();
             }
-          });
+          };
+          const bool last_token = t + 1 == s.tokens;
+          const auto early = [&] {
+            if (!last_token) return;
+            if (s.tokens > 1) fence_async_proxy();  // appended records, before copies over them
+            block_sync<kWarps>();
+            // The next head, when it is one of the same sequence and its state is up to date.
+            const int32_t next = v_head + 1;
+            if (pass == 1 || index + 1 == count || next == call.v_heads || (next & 31) == 0) return;
+            const int32_t next_base = __shfl_sync(kAll, bases, next & 31);
+            const int32_t records = s.position - next_base;
+            if (last_boundary_of(call, next, s.position) > next_base) return;
+            if (records < 0 || records > call.capacity - (call.tokens - 1)) return;
+            if (threadIdx.x == 0) {
+              head.start_copies(s, next, next_base, records, format_of(call, next), barrier);
+            }
+            head.load_inputs(sequence, next, 0, &raw);
+            decay = head.load_decay(s, next, next_base, records);
+            ahead = true;
+          };
+          head.token(sequence, v_head, t, n + t, s, format, &decay, !last_token, &raw, wait, early);
         }
-        if (s.tokens > 1) fence_async_proxy();  // appended records, before copies over them
       } else if (copies) {
         barrier_wait(barrier, parity);
       }
@@ -853,7 +906,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
         store_values(const_cast<char*>(row_of(call.output, sequence, t, v_head)), call.output.type,
                      head.place, zeros);
       }
-      block_sync<kWarps>();  // shared memory may be overwritten
+      if (!computes) block_sync<kWarps>();  // shared memory may be overwritten
     }
     block_sync<kWarps>();
   }

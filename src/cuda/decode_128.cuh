@@ -19,6 +19,8 @@ Status accepts_decode_128(const Layout& layout, Sentence* why_not);
 bool make_call_128(const Layout& layout, const leapquant_pool& pool,
                    const leapquant_decode_args& args, Call128* call);
 
+inline constexpr int32_t kFoldBlocks128 = 2;  // of the fold, resident on a multiprocessor
+
 int32_t decode_128_shared_bytes(const Call128& call, bool vector);
 // Decodes all heads; those that are due after the grid before it in the stream (the folds) is done.
 // overlaps: that grid triggers its dependents and may run at the same time.

@@ -24,12 +24,10 @@ constexpr int32_t kThreads = 256;
 constexpr int32_t kRowBytes = 272;      // an FP16 row of 128 values, padded
 constexpr int32_t kWeightStride = 132;  // floats of a weight row, padded
 constexpr int32_t kColumnStride = 160;  // floats of a value-side column: [g][20], 16 of them used
-constexpr int32_t kListCapacity = 1024;
-constexpr int32_t kHeadsPerThread = 64;
 
 // Shared memory of a block, in bytes from its start.
 struct Plan {
-  int32_t keys, decays, rows, weights, partial, columns, sides, gram, small, list, barrier, bytes;
+  int32_t keys, decays, rows, weights, partial, columns, sides, gram, small, list;
   int32_t row_count;  // rows of the rebuild: records, then compensators, a multiple of 16
 };
 
@@ -60,10 +58,7 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t recor
   at += 32 * 33 * 4;
   p.small = at;  // key factors, column exponents, maxima, scales, reductions
   at += 6 * 128 * 4 + 64 * 4;
-  p.list = at;
-  at += kListCapacity * 4;
-  p.barrier = (at + 7) / 8 * 8;
-  p.bytes = p.barrier + 8;
+  p.list = (at + 15) / 16 * 16;
   return p;
 }
 
@@ -1036,80 +1031,44 @@ __device__ void fold_one(const Call128& call, char* shared, int32_t sequence, in
   if (thread == 0) store_release(base_at, boundary);
 }
 
-// Due heads of the call in order, dealt round robin to the blocks.
+// Heads of the call, head by head over the sequences, are dealt round robin to the blocks, and a
+// block folds those of its own that are due: whether another block has folded one of its heads
+// already decides nothing here. Staggered boundaries make equal shares of it.
 template <bool kVector>
-__global__ void __launch_bounds__(384, 1)
-    fold_kernel(const __grid_constant__ Call128 call,
-                int32_t list_at) {  // 168 registers: decode runs beside
+__global__ void __launch_bounds__(kThreads, kFoldBlocks128)
+    fold_kernel(const __grid_constant__ Call128 call, int32_t list_at) {
   extern __shared__ __align__(128) char shared[];
   launch_dependents();
   const int32_t thread = threadIdx.x;
-  int32_t* list = reinterpret_cast<int32_t*>(shared + list_at);
-  int32_t* counts = list + kListCapacity;  // [8] warp sums, then the block's items
-  const uint32_t barrier = shared_address(counts + 16);
+  int64_t* list = reinterpret_cast<int64_t*>(shared + list_at);
+  int32_t* items = reinterpret_cast<int32_t*>(list + kThreads);
+  const uint32_t barrier = shared_address(items + 2);
   if (thread == 0) barrier_init(barrier, 1);
   fence_async_proxy();
   __syncthreads();
   uint32_t parity = 0;
-  int64_t seen = 0;  // due heads before this chunk
 
   const int64_t total = int64_t{call.batch} * call.v_heads;
-  const int32_t longest = kThreads * kHeadsPerThread;
-  for (int64_t start = 0; start < total; start += longest) {
-    const int32_t count = static_cast<int32_t>(min(int64_t{longest}, total - start));
-    const int32_t each = (count + kThreads - 1) / kThreads;
-    unsigned long long due = 0;
-#pragma unroll 8
-    for (int32_t i = 0; i < each; ++i) {
-      const int32_t at = thread * each + i;
-      if (at >= count) break;
-      const uint32_t item = static_cast<uint32_t>(start) + static_cast<uint32_t>(at);
-      const int32_t sequence = static_cast<int32_t>(item / static_cast<uint32_t>(call.v_heads));
-      const int32_t v_head = static_cast<int32_t>(item) - sequence * call.v_heads;
-      const int32_t slot = __ldg(call.state_slots + sequence);
-      const int32_t window =
-          call.window_slots != nullptr ? __ldg(call.window_slots + sequence) : slot;
-      if (slot < 0 || slot >= call.num_state_slots || window < 0 ||
-          window >= call.num_window_slots) {
-        continue;
-      }
-      if (call.num_tokens != nullptr && __ldg(call.num_tokens + sequence) <= 0) continue;
-      const int32_t base = *reinterpret_cast<const volatile int32_t*>(
-          call.base + int64_t{slot} * call.v_heads + v_head);
-      if (last_boundary_of(call, v_head, __ldg(call.positions + sequence)) > base) due |= 1ull << i;
-    }
-    const int32_t mine = __popcll(due);
-    int32_t before = mine;
-#pragma unroll
-    for (int32_t step = 1; step < 32; step <<= 1) {
-      const int32_t other = __shfl_up_sync(kAll, before, step);
-      if ((thread & 31) >= step) before += other;
-    }
-    if ((thread & 31) == 31) counts[thread >> 5] = before;
-    if (thread == 0) counts[8] = 0;
+  for (int64_t start = blockIdx.x; start < total; start += int64_t{gridDim.x} * kThreads) {
+    if (thread == 0) *items = 0;
     __syncthreads();
-    int32_t all = 0;
-    for (int32_t w = 0; w < 8; ++w) {
-      if (w < thread >> 5) before += counts[w];
-      all += counts[w];
-    }
-    int64_t rank = seen + before - mine;
-    for (int32_t i = 0; i < each; ++i) {
-      if ((due >> i & 1ull) == 0) continue;
-      if (rank % gridDim.x == blockIdx.x) {
-        list[atomicAdd(&counts[8], 1)] = thread * each + i;
+    const int64_t item = start + int64_t{thread} * gridDim.x;
+    if (item < total) {
+      const int32_t v_head = static_cast<int32_t>(item / call.batch);
+      const int32_t sequence = static_cast<int32_t>(item - int64_t{v_head} * call.batch);
+      const Sequence128 s = load_sequence(call, sequence);
+      if (s.alive && s.slot < call.num_state_slots && s.window_slot < call.num_window_slots) {
+        const int32_t base = *reinterpret_cast<const volatile int32_t*>(
+            call.base + int64_t{s.slot} * call.v_heads + v_head);
+        if (last_boundary_of(call, v_head, s.position) > base) list[atomicAdd(items, 1)] = item;
       }
-      ++rank;
     }
-    seen += all;
     __syncthreads();
-    const int32_t items = counts[8];
-    for (int32_t i = 0; i < items; ++i) {
-      const int64_t item = start + list[i];
-      const int32_t sequence = static_cast<int32_t>(item / call.v_heads);
-      fold_one<kVector>(call, shared, sequence,
-                        static_cast<int32_t>(item - int64_t{sequence} * call.v_heads), barrier,
-                        &parity);
+    const int32_t count = *items;
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t v_head = static_cast<int32_t>(list[i] / call.batch);
+      const int32_t sequence = static_cast<int32_t>(list[i] - int64_t{v_head} * call.batch);
+      fold_one<kVector>(call, shared, sequence, v_head, barrier, &parity);
       __syncthreads();
     }
     __syncthreads();
@@ -1132,7 +1091,7 @@ int32_t list_of(const Call128& call, bool vector) {
 }  // namespace
 
 int32_t fold_128_shared_bytes(const Call128& call, bool vector) {
-  return list_of(call, vector) + kListCapacity * 4 + 16 * 4 + 16;
+  return list_of(call, vector) + kThreads * 8 + 32;
 }
 
 cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, cudaStream_t stream) {
