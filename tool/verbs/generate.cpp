@@ -27,7 +27,8 @@ namespace {
 struct GenerateArguments {
   std::string model;
   std::int32_t threads = 0;
-  std::optional<std::string> prompt;
+  std::string prompt;
+  const CLI::Option* prompt_option = nullptr;
   std::string prompts;
   StateArguments state;
   std::int64_t max_tokens = 256;
@@ -37,7 +38,8 @@ struct GenerateArguments {
   runtime::SamplingOptions sampling;
   bool chat = false;
   std::string system;
-  std::optional<bool> thinking;
+  bool thinking = false;
+  const CLI::Option* thinking_option = nullptr;
   std::int32_t batch = 16;
   std::string kv = "fp32";
   std::string memory;
@@ -46,14 +48,15 @@ struct GenerateArguments {
 };
 
 std::vector<NamedPrompt> read_prompts(const GenerateArguments& arguments) {
-  if (arguments.prompt && !arguments.prompts.empty()) {
+  const bool has_prompt = arguments.prompt_option->count() > 0;
+  if (has_prompt && !arguments.prompts.empty()) {
     throw UsageError("--prompt and --prompts exclude each other.");
   }
   std::vector<NamedPrompt> prompts;
   if (!arguments.prompts.empty()) {
     prompts = read_prompt_file(arguments.prompts);
-  } else if (arguments.prompt) {
-    prompts.push_back({"1", *arguments.prompt, std::nullopt});
+  } else if (has_prompt) {
+    prompts.push_back({"1", arguments.prompt, std::nullopt});
   } else {
     prompts.push_back({"1", read_standard_input(), std::nullopt});
   }
@@ -78,7 +81,9 @@ std::vector<runtime::TokenId> encode(const GenerateArguments& arguments, const L
   }
   messages.push_back({runtime::ChatRole::kUser, prompt.text});
   runtime::ChatOptions options;
-  options.thinking = arguments.thinking.value_or(runtime::thinks_by_default(loaded.model.config()));
+  options.thinking = arguments.thinking_option->count() > 0
+                         ? arguments.thinking
+                         : runtime::thinks_by_default(loaded.model.config());
   return runtime::encode_chat(loaded.tokenizer, messages, options);
 }
 
@@ -190,7 +195,8 @@ void run_generate(const GenerateArguments& arguments) {
   if (!arguments.system.empty() && !arguments.chat) {
     throw UsageError("--system needs --chat.");
   }
-  if (arguments.thinking && !arguments.chat) throw UsageError("--thinking needs --chat.");
+  if (arguments.thinking_option->count() > 0 && !arguments.chat)
+    throw UsageError("--thinking needs --chat.");
   if (!arguments.save_session.empty()) require_folder_of(arguments.save_session);
   const std::vector<NamedPrompt> prompts = read_prompts(arguments);
   const runtime::ModelConfig config = runtime::load_model_config(arguments.model);
@@ -271,7 +277,8 @@ void add_generate(CLI::App& app, Verbs& verbs) {
   auto arguments = std::make_shared<GenerateArguments>();
   CLI::App* verb = app.add_subcommand("generate", "complete prompts with a model");
   add_model_options(*verb, arguments->model, arguments->threads);
-  verb->add_option("--prompt", arguments->prompt, "the prompt (default: standard input)");
+  arguments->prompt_option =
+      verb->add_option("--prompt", arguments->prompt, "the prompt (default: standard input)");
   verb->add_option("--prompts", arguments->prompts,
                    "JSONL file of prompts: {\"id\": .., \"prompt\": .., \"max_tokens\": ..}");
   arguments->state.add_to(*verb, "int8", false);
@@ -286,8 +293,8 @@ void add_generate(CLI::App& app, Verbs& verbs) {
   add_sampling_options(*verb, arguments->sampling);
   verb->add_flag("--chat", arguments->chat, "the prompt is a message of a user (ChatML)");
   verb->add_option("--system", arguments->system, "system message; with --chat");
-  verb->add_flag("--thinking,!--no-thinking", arguments->thinking,
-                 "let the model think before it answers; with --chat");
+  arguments->thinking_option = verb->add_flag("--thinking,!--no-thinking", arguments->thinking,
+                                              "let the model think before it answers; with --chat");
   verb->add_option("--batch", arguments->batch, "prompts at a time")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
