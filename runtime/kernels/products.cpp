@@ -4,6 +4,8 @@
 // registers; a tile of weights stays in the second-level cache while all rows pass over it.
 #include "runtime/kernels/products.h"
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -58,6 +60,10 @@ struct Tail {
   }
 };
 
+constexpr int kBlockRows = 4;
+constexpr std::int64_t kPrefetchBlocks = 2;
+constexpr std::int64_t kLineBytes = 64;
+
 template <class Weights, int kRows, int kOutputs>
 HWY_INLINE void multiply_block(const float* HWY_RESTRICT x, std::int64_t x_stride,
                                const typename Weights::Element* HWY_RESTRICT w, std::int64_t inner,
@@ -68,8 +74,18 @@ HWY_INLINE void multiply_block(const float* HWY_RESTRICT x, std::int64_t x_strid
   for (int r = 0; r < kRows; ++r) {
     for (int n = 0; n < kOutputs; ++n) sums[r][n] = hn::Zero(tag);
   }
+  // Few rows run at the speed of memory. Short weight rows keep the hardware from seeing one long
+  // stream, so the weights some blocks on are asked for, as much per step as a step reads.
+  constexpr bool kPrefetch = kRows < kBlockRows;
+  const char* ahead = reinterpret_cast<const char*>(w + kPrefetchBlocks * kOutputs * inner);
+  const std::int64_t step_bytes =
+      kOutputs * lanes * static_cast<std::int64_t>(sizeof(typename Weights::Element));
   std::int64_t k = 0;
   for (; k + lanes <= inner; k += lanes) {
+    if constexpr (kPrefetch) {
+      for (std::int64_t at = 0; at < step_bytes; at += kLineBytes) hwy::Prefetch(ahead + at);
+      ahead += step_bytes;
+    }
     Vector rows[kRows];
     for (int r = 0; r < kRows; ++r) rows[r] = hn::LoadU(tag, x + r * x_stride + k);
     for (int n = 0; n < kOutputs; ++n) {
@@ -112,7 +128,6 @@ HWY_INLINE void multiply_outputs(const float* x, std::int64_t x_stride,
 
 // Sixteen vector registers hold 12 accumulators and their operands, thirty-two hold 24.
 constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3;
-constexpr int kBlockRows = 4;
 constexpr int kOutputs1 = 8;
 constexpr int kOutputs2 = kManyRegisters ? 8 : 6;
 constexpr int kOutputs3 = kManyRegisters ? 8 : 4;
