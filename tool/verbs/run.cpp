@@ -4,6 +4,7 @@
 // its recurrent state in FP32 and in a format, side by side.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -132,6 +133,14 @@ void print_answers(const std::vector<lab::TaskFile>& files, const std::vector<Co
     table.add(std::move(row));
   }
   print(table.text());
+  bool shared = false;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    shared |= std::all_of(columns.begin(), columns.end(),
+                          [&](const Column& column) { return !column.answers[i].right; });
+  }
+  if (shared && columns.front().format.is_fp32()) {
+    print("\nWRONG in every column: a mistake of the small model itself, with an FP32 state too.\n");
+  }
 }
 
 void print_summary(const runtime::ModelConfig& config, const std::vector<Column>& columns) {
