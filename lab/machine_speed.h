@@ -24,9 +24,10 @@ class MachineSpeed {
   // Two buffers of `bytes` each, touched; runner must outlive this.
   MachineSpeed(std::int64_t bytes, const leapquant_runner* runner);
 
-  // Bytes per second. Reading: every byte summed up. Copying: read and written bytes both count;
-  // the better of memcpy and a plain loop. Scaling: x *= c in place, read and written bytes both
-  // count; the best of a plain loop and loops with two prefetch distances.
+  // Bytes per second, of the best of several loops each. Reading: every byte summed up, with and
+  // without prefetches. Copying: read and written bytes both count; memcpy, a plain loop and
+  // stores past the caches. Scaling: x *= c in place, read and written bytes both count; without
+  // prefetches and with two distances.
   double read_rate();
   double copy_rate();
   double scale_rate();

@@ -128,8 +128,11 @@ void print_objects(const DriftArguments& arguments, const lab::DriftOptions& opt
       entry["name"] = sequence.name;
       entry["tokens"] = sequence.tokens;
       entry["output_error"] = lab::mean_span_error({sequence}, s);
-      for (const lab::HeadDrift& head : sequence.heads[s])
-        entry["heads"].push_back(head_json(head));
+      if (arguments.heads) {
+        for (const lab::HeadDrift& head : sequence.heads[s]) {
+          entry["heads"].push_back(head_json(head));
+        }
+      }
       line["sequences"].push_back(entry);
     }
     print_json(line);
@@ -312,7 +315,7 @@ void add_drift(CLI::App& app, Verbs& verbs) {
       ->capture_default_str();
   arguments->state.add_to(*verb, "int8", true);
   add_threads_option(*verb, arguments->threads);
-  verb->add_flag("--heads", arguments->heads, "also a table of layers and heads");
+  verb->add_flag("--heads", arguments->heads, "also every layer and head");
   verb->add_option("--csv", arguments->csv,
                    "file for errors by sequence, format, head and position");
   verb->add_flag("--json", arguments->json, "one JSON line per format");
