@@ -78,17 +78,25 @@ float power_of_two_scale(float largest) {
 StateSize state_size(float* state, int64_t count) {
   const FloatTag d;
   StateSize size;
-  auto largest = hn::Zero(d);
+  constexpr int32_t kSums = 4;  // rows are a multiple of 64 numbers: four of padded(V)
+  FloatVec largest[kSums];
+  for (auto& most : largest) most = hn::Zero(d);
   for (int64_t i = 0; i < count;) {
-    auto sum = hn::Zero(d);
-    for (const int64_t end = std::min(i + 512, count); i < end; i += kLanes) {
-      const auto x = hn::Load(d, state + i);
-      largest = hn::Max(largest, hn::Abs(x));
-      sum = hn::MulAdd(x, x, sum);
+    FloatVec sum[kSums];
+    for (auto& one : sum) one = hn::Zero(d);
+    for (const int64_t end = std::min(i + 1024, count); i < end; i += kSums * kLanes) {
+      HWY_UNROLL(4)
+      for (int32_t p = 0; p < kSums; ++p) {
+        const auto x = hn::Load(d, state + i + p * kLanes);
+        largest[p] = hn::Max(largest[p], hn::Abs(x));
+        sum[p] = hn::MulAdd(x, x, sum[p]);
+      }
     }
-    size.energy += static_cast<double>(sum_of_lanes(sum));
+    size.energy += static_cast<double>(
+        sum_of_lanes(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
   }
-  size.largest = max_of_lanes(largest);
+  size.largest = max_of_lanes(
+      hn::Max(hn::Max(largest[0], largest[1]), hn::Max(largest[2], largest[3])));
   // Within these bounds no square over- or underflowed, and nothing is NaN (the sum would be).
   if (size.energy > 1e-20 && size.energy < 1e30) {
     size.scale = power_of_two_scale(size.largest);
@@ -115,25 +123,20 @@ struct ResidualSize {
 };
 ResidualSize subtract_compensators(const BoundaryLayout& layout, const EncodeScratch& scratch,
                                    float scale, float* state) {
-  const FloatTag d;
   const int32_t stride = padded(layout.v_dim);
   const int32_t key_stride = padded(layout.k_dim);
   ResidualSize size;
-  auto largest = hn::Zero(d);
+  ResidualSums sums;
   for (int32_t r = 0; r < layout.rank; ++r) {
     scale_row(-1.0f, key_stride, scratch.fit.keys + r * key_stride);
   }
   for (int32_t i = 0; i < layout.k_dim; i += 4) {
     float* rows = state + static_cast<int64_t>(i) * stride;
     update_rows(scratch.fit.keys + i, key_stride, scratch.fit.values, layout.rank, stride, rows);
-    ResidualSums sums{largest, hn::Zero(d)};
-    for (int32_t row = 0; row < 4; ++row) {
-      scratch.magnitudes[i + row] = row_magnitude(rows + row * stride, layout.v_dim, stride, &sums);
-    }
-    largest = sums.largest;
-    size.energy += static_cast<double>(sum_of_lanes(sums.squared));
+    row_magnitudes(rows, layout.v_dim, stride, &sums, scratch.magnitudes + i);
+    size.energy += sums.take_squared();
   }
-  size.largest = max_of_lanes(largest);
+  size.largest = sums.most();
   if (size.energy > 1e-20 && size.energy < 1e30) {
     size.energy *= static_cast<double>(scale) * scale;
   } else {
@@ -211,10 +214,10 @@ uint32_t encode_residual_target(const BoundaryLayout& layout, float* residual, s
                                 float* scratch_memory) {
   const EncodeScratch scratch(layout, scratch_memory);
   const int32_t stride = padded(layout.v_dim);
-  ResidualSums sums{hn::Zero(FloatTag()), hn::Zero(FloatTag())};
-  for (int32_t i = 0; i < layout.k_dim; ++i) {
-    scratch.magnitudes[i] =
-        row_magnitude(residual + static_cast<int64_t>(i) * stride, layout.v_dim, stride, &sums);
+  ResidualSums sums;
+  for (int32_t i = 0; i < layout.k_dim; i += 4) {
+    row_magnitudes(residual + static_cast<int64_t>(i) * stride, layout.v_dim, stride, &sums,
+                   scratch.magnitudes + i);
   }
   return encode_residual_rows(layout, scratch.magnitudes, residual, scratch.columns, 1.0f,
                               boundary, nullptr);
@@ -238,6 +241,19 @@ void load_plain_row(const BoundaryLayout& layout, const std::byte* packed, float
   }
 }
 
+// row [stride] = weight * step * level.
+template <bool kHalf>
+HWY_INLINE void levels_to_row(const int8_t* codes, const float* step, float weight, int32_t stride,
+                              float* row) {
+  const FloatTag d;
+  const auto factor = hn::Set(d, weight);
+  for (int32_t j = 0; j < stride; j += kLanes) {
+    auto level = load_int8(codes + j);
+    if constexpr (kHalf) level = hn::Add(level, hn::Set(d, 0.5f));
+    hn::Store(hn::Mul(hn::Mul(level, hn::Load(d, step + j)), factor), d, row + j);
+  }
+}
+
 // packed: rows of state lie V apart and need no alignment; otherwise padded(V) and 64 bytes.
 void compose_target(const BoundaryLayout& layout, const std::byte* boundary, const float* factor,
                     int32_t num_records, float* left, float* right, bool packed_rows,
@@ -258,10 +274,11 @@ void compose_target(const BoundaryLayout& layout, const std::byte* boundary, con
       hn::Store(hn::Mul(hn::Load(d, key + i), hn::Load(d, factor + i)), d, key + i);
     }
   }
-  const auto offset =
-      hn::Set(d, layout.format.levels == LEAPQUANT_HALF_INTEGERS ? 0.5f : 0.0f);
+  const int32_t bits = layout.format.payload_bits;
+  const bool half = layout.format.levels == LEAPQUANT_HALF_INTEGERS;
   const int32_t count = layout.rank + num_records;
-  alignas(64) int8_t codes[256 + 64] = {0};
+  alignas(64) int8_t unpacked[256 + 64];
+  std::memset(unpacked, 0, sizeof(unpacked));
   alignas(64) float four_rows[4 * 256];
   for (int32_t i = 0; i < k_dim; i += 4) {
     float* rows = packed_rows ? four_rows : state + static_cast<int64_t>(i) * stride;
@@ -273,13 +290,16 @@ void compose_target(const BoundaryLayout& layout, const std::byte* boundary, con
         load_plain_row(layout, packed, decay, rows + row * stride);
         continue;
       }
-      unpack_row(reinterpret_cast<const uint8_t*>(packed), layout.v_dim,
-                 layout.format.payload_bits, codes);
-      const auto weight = hn::Set(d, c[i + row] * decay);
-      for (int32_t j = 0; j < stride; j += kLanes) {
-        const auto level = hn::Add(load_int8(codes + j), offset);
-        hn::Store(hn::Mul(weight, hn::Mul(level, hn::Load(d, step + j))), d,
-                  rows + row * stride + j);
+      const int8_t* codes = unpacked;
+      if (bits == 8 && layout.v_dim % 16 == 0) {
+        codes = reinterpret_cast<const int8_t*>(packed);
+      } else {
+        unpack_row(reinterpret_cast<const uint8_t*>(packed), layout.v_dim, bits, unpacked);
+      }
+      if (half) {
+        levels_to_row<true>(codes, step, c[i + row] * decay, stride, rows + row * stride);
+      } else {
+        levels_to_row<false>(codes, step, c[i + row] * decay, stride, rows + row * stride);
       }
     }
     update_rows(left + i, key_stride, right, count, stride, rows);

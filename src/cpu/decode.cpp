@@ -200,8 +200,10 @@ Status decode(const Layout& layout, const leapquant_pool& pool, const leapquant_
   const int32_t unit_heads = key_units >= 4 * workers ? layout.group : 1;
   const int32_t units_per_sequence = layout.shape.num_v_heads / unit_heads;
   const int32_t num_units = args.batch * units_per_sequence;
-  // Long tasks, since only inside of one does the next head's memory come early.
-  const int32_t units_per_task = std::max(1, (num_units + 8 * workers - 1) / (8 * workers));
+  // Long tasks, since only inside of one does the next head's memory come early; several a worker, so
+  // that a late one does not keep the others waiting.
+  const int32_t tasks = workers == 1 ? 1 : 6 * workers;
+  const int32_t units_per_task = std::max(1, (num_units + tasks - 1) / tasks);
   const DecodeCall call{layout,     pool,       args,
                         launch,     decode_worker_bytes(layout),
                         unit_heads, units_per_sequence,

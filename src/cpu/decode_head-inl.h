@@ -145,7 +145,9 @@ inline void make_reads(const HeadContext& c) {
 // Lines of the next head's memory that are fetched beside the work on four records or compensators.
 // Bursts would fill the queue of outstanding misses and stop the work; the payload's loop alone would
 // be too short for all of them.
-inline constexpr int32_t kLinesPerGroup = 8;
+inline constexpr int32_t kLinesPerGroup = 14;
+// The same beside the work on one vector of columns.
+inline constexpr int32_t kLinesPerVector = 8;
 
 HWY_INLINE FloatVec load_stored(const uint16_t* p) { return load_fp16(p); }
 HWY_INLINE FloatVec load_stored(const int8_t* p) { return load_int8(p); }
@@ -402,18 +404,18 @@ inline void payload_reads(const HeadContext& c, Ahead* ahead) {
 }
 
 // Adds compensators' and records' parts to the reads of token t.
-template <int32_t kCount>
-HWY_INLINE void add_rows(const HeadContext& c, const RankRows& rows, int32_t t, int32_t s,
-                         int32_t records, Ahead* ahead) {
+template <int32_t kCount, int32_t kVectors>
+HWY_INLINE int32_t add_rows_from(const HeadContext& c, const RankRows& rows, int32_t t, int32_t s,
+                                 int32_t records, int32_t begin, Ahead* ahead) {
   const FloatTag d;
-  constexpr int32_t kVectors = kCount < 3 && kLanes < 16 ? 2 : 1;
   float* sums = c.scratch.sums + static_cast<int64_t>(t * c.reads + s) * c.shape.value;
   const float* rank_factor =
       c.scratch.rank_factors + static_cast<int64_t>(t * c.reads + s) * c.shape.rank;
   const float* record_factor = c.record_factors(t, s);
   const int32_t num_fp16 = c.head.format.num_fp16;
-  for (int32_t j = 0; j < c.shape.value; j += kVectors * kLanes) {
-    ahead->fetch(kLinesPerGroup);
+  int32_t j = begin;
+  for (; j + kVectors * kLanes <= c.shape.value; j += kVectors * kLanes) {
+    ahead->fetch(kVectors * kLinesPerVector);
     FloatVec sum[kCount][kVectors];
     for (int32_t n = 0; n < kCount; ++n) {
       for (int32_t v = 0; v < kVectors; ++v) {
@@ -442,6 +444,18 @@ HWY_INLINE void add_rows(const HeadContext& c, const RankRows& rows, int32_t t, 
       }
     }
   }
+  return j;
+}
+template <int32_t kCount>
+HWY_INLINE void add_rows(const HeadContext& c, const RankRows& rows, int32_t t, int32_t s,
+                         int32_t records, Ahead* ahead) {
+  // As many sums as sixteen registers hold; V is a multiple of 16 numbers.
+  constexpr int32_t kPair = kLanes >= 16 ? 1 : 2;
+  int32_t begin = 0;
+  if constexpr (kCount < 3) {
+    begin = add_rows_from<kCount, 4>(c, rows, t, s, records, begin, ahead);
+  }
+  add_rows_from<kCount, kPair>(c, rows, t, s, records, begin, ahead);
 }
 
 inline float key_dot(const HeadContext& c, const float* a, const float* b) {

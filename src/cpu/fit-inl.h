@@ -81,6 +81,10 @@ inline void dots_with(const float* block, const float* column, int32_t count, in
   int32_t k = 0;
   for (; k + 8 <= count; k += 8) dots_of_rows<8>(block + k * stride, column, stride, share + k);
   for (; k + 4 <= count; k += 4) dots_of_rows<4>(block + k * stride, column, stride, share + k);
+  if (k < count && count >= 4) {  // the last four again rather than one by one
+    dots_of_rows<4>(block + (count - 4) * stride, column, stride, share + count - 4);
+    return;
+  }
   for (; k < count; ++k) share[k] = dot(block + k * stride, column, stride);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of packed codes to int8 and back, sixteen codes at a time: what core/packing.h says, faster.
+// Rows as they are stored: packed codes to int8 and back, sixteen at a time (what core/packing.h
+// says, faster), and rows that end between two vectors.
 // Decoding for the read path is payload-inl.h's; it keeps codes in registers.
 #include "hwy/highway.h"
 
@@ -24,6 +25,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Bytes16 = hn::FixedTag<uint8_t, 16>;
 using Words4 = hn::FixedTag<uint32_t, 4>;
+
+// The row itself when whole vectors can be read from it, else a copy in spare [256] with zeros.
+HWY_INLINE const uint16_t* padded_row(const uint16_t* row, int32_t count, uint16_t* spare) {
+  if (count % 16 == 0) [[likely]] {
+    return row;
+  }
+  std::memcpy(spare, row, static_cast<size_t>(count) * 2);
+  for (int32_t i = count; i % 16 != 0; ++i) spare[i] = 0;
+  return spare;
+}
 
 // 32 codes of four bits from 16 bytes.
 HWY_INLINE void unpack_4(const uint8_t* packed, int8_t* codes) {

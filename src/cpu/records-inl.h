@@ -18,19 +18,10 @@
 #include "cpu/gates-inl.h"
 #include "cpu/inputs.h"
 #include "cpu/numbers-inl.h"
+#include "cpu/packing-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace leapquant::cpu::HWY_NAMESPACE {
-
-// The row itself when whole vectors can be read from it, else a copy in spare [256] with zeros.
-HWY_INLINE const uint16_t* padded_row(const uint16_t* row, int32_t count, uint16_t* spare) {
-  if (count % 16 == 0) [[likely]] {
-    return row;
-  }
-  std::memcpy(spare, row, static_cast<size_t>(count) * 2);
-  for (int32_t i = count; i % 16 != 0; ++i) spare[i] = 0;
-  return spare;
-}
 
 // Log decay of a token; none, constant or scalar.
 HWY_INLINE float stored_scalar_decay(const Layout& layout, const WindowView& window,

@@ -29,42 +29,71 @@ struct ResidualError {
   double squared = 0.0;  // |R - decoded R|^2 times scale^2
 };
 
-// Lanes 0..15 hold sums over j mod 16; combines them pairwise: 8, 4, 2, 1.
-inline float combine_sixteen(float* lane) {
-  for (int32_t step = 8; step >= 1; step /= 2) {
-    for (int32_t l = 0; l < step; ++l) lane[l] += lane[l + step];
-  }
-  return lane[0];
-}
-
 // What is collected while a residual is walked through: per lane.
 struct ResidualSums {
-  FloatVec largest;
-  FloatVec squared;
+  static constexpr int32_t kParts = 16 / kLanes;  // independent sums: one would be all latency
+  FloatVec largest[kParts];
+  FloatVec squared[kParts];
+
+  ResidualSums() {
+    for (int32_t p = 0; p < kParts; ++p) largest[p] = squared[p] = hn::Zero(FloatTag());
+  }
+  float most() const {
+    auto most_of_all = largest[0];
+    for (int32_t p = 1; p < kParts; ++p) most_of_all = hn::Max(most_of_all, largest[p]);
+    return max_of_lanes(most_of_all);
+  }
+  // |row|^2 of the rows since the last call.
+  double take_squared() {
+    auto sum = squared[0];
+    for (int32_t p = 1; p < kParts; ++p) sum = hn::Add(sum, squared[p]);
+    for (int32_t p = 0; p < kParts; ++p) squared[p] = hn::Zero(FloatTag());
+    return static_cast<double>(sum_of_lanes(sum));
+  }
 };
 
-// sqrt of the mean magnitude of a row [stride]; adds the row to the sums.
-inline float row_magnitude(const float* row, int32_t v_dim, int32_t stride, ResidualSums* sums) {
+// Sums of |x| over j mod 16 of a row [stride], added pairwise down to four lanes: 8 apart, then 4
+// apart. Adds the row to the sums.
+inline hn::Vec<hn::FixedTag<float, 4>> row_lanes(const float* row, int32_t stride,
+                                                 ResidualSums* sums) {
   const FloatTag d;
-  constexpr int32_t kParts = 16 / kLanes;
+  constexpr int32_t kParts = ResidualSums::kParts;
   FloatVec sum[kParts];
   for (int32_t p = 0; p < kParts; ++p) sum[p] = hn::Zero(d);
-  auto largest = sums->largest;
-  auto squared = sums->squared;
+  ResidualSums all = *sums;
   for (int32_t j = 0; j < stride; j += 16) {
+    HWY_UNROLL(4)
     for (int32_t p = 0; p < kParts; ++p) {
       const auto x = hn::Load(d, row + j + p * kLanes);
       const auto magnitude = hn::Abs(x);
       sum[p] = hn::Add(sum[p], magnitude);
-      largest = hn::Max(largest, magnitude);
-      squared = hn::MulAdd(x, x, squared);
+      all.largest[p] = hn::Max(all.largest[p], magnitude);
+      all.squared[p] = hn::MulAdd(x, x, all.squared[p]);
     }
   }
-  sums->largest = largest;
-  sums->squared = squared;
-  alignas(64) float lane[16];
-  for (int32_t p = 0; p < kParts; ++p) hn::Store(sum[p], d, lane + p * kLanes);
-  return std::sqrt(combine_sixteen(lane) / static_cast<float>(v_dim));
+  *sums = all;
+  for (int32_t half = kParts / 2; half >= 1; half /= 2) {
+    for (int32_t p = 0; p < half; ++p) sum[p] = hn::Add(sum[p], sum[p + half]);
+  }
+  return sum_to_block(d, sum[0]);
+}
+
+// magnitudes[0..3] = sqrt of the mean magnitude of four rows; the last two steps add lanes 2 apart
+// and 1 apart, all four rows at once.
+inline void row_magnitudes(const float* rows, int32_t v_dim, int32_t stride, ResidualSums* sums,
+                           float* magnitudes) {
+  const hn::FixedTag<float, 4> d;
+  const hn::FixedTag<double, 2> wide;
+  const auto a = row_lanes(rows, stride, sums);
+  const auto b = row_lanes(rows + stride, stride, sums);
+  const auto c = row_lanes(rows + 2 * stride, stride, sums);
+  const auto e = row_lanes(rows + 3 * stride, stride, sums);
+  const auto ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const auto ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const auto low = hn::InterleaveLower(wide, hn::BitCast(wide, ab), hn::BitCast(wide, ce));
+  const auto high = hn::InterleaveUpper(wide, hn::BitCast(wide, ab), hn::BitCast(wide, ce));
+  const auto sum = hn::Add(hn::BitCast(d, low), hn::BitCast(d, high));
+  hn::StoreU(hn::Sqrt(hn::Div(sum, hn::Set(d, static_cast<float>(v_dim)))), d, magnitudes);
 }
 
 // float_to_log8 without its search: the exponent gives the octave, and thresholds of an octave are
@@ -305,9 +334,10 @@ inline void decode_scales(const BoundaryLayout& layout, const std::byte* boundar
   const int32_t v_dim = layout.v_dim;
   const int32_t stride = padded(v_dim);
   const auto q = hn::Set(d, static_cast<float>(layout.q_max));
-  alignas(64) uint16_t half[256] = {0};
   if (layout.format.value_scale_type == LEAPQUANT_FP16) {
-    std::memcpy(half, boundary + layout.value_scale, static_cast<size_t>(v_dim) * 2);
+    alignas(64) uint16_t spare[256];
+    const uint16_t* half = padded_row(
+        reinterpret_cast<const uint16_t*>(boundary + layout.value_scale), v_dim, spare);
     for (int32_t j = 0; j < stride; j += kLanes) {
       hn::Store(hn::Div(load_fp16(half + j), q), d, step + j);
     }

@@ -57,14 +57,15 @@ inline float scale_at(const std::byte* boundary, int64_t offset) {
   return fp16_to_float(half);
 }
 
-// row [padded(count)], zeros past count, times factor. True when the vector is not all zero.
+// row [padded(count)], zeros past count. True when the vector is not all zero.
 inline bool decode_vector(const VectorPlace& place, const std::byte* boundary, float* row) {
   const FloatTag d;
   const int32_t stride = padded(place.count);
   auto largest = hn::Zero(d);
   if (place.bits == 16) {
-    alignas(64) uint16_t half[256] = {0};
-    std::memcpy(half, boundary + place.data, static_cast<size_t>(place.count) * 2);
+    alignas(64) uint16_t spare[256];
+    const uint16_t* half =
+        padded_row(reinterpret_cast<const uint16_t*>(boundary + place.data), place.count, spare);
     for (int32_t i = 0; i < stride; i += kLanes) {
       const auto x = load_fp16(half + i);
       largest = hn::Max(largest, hn::Abs(x));
@@ -74,9 +75,10 @@ inline bool decode_vector(const VectorPlace& place, const std::byte* boundary, f
   }
   const float scale = scale_at(boundary, place.scale);
   const auto shift = hn::Set(d, place.bits == 4 ? 0.5f : 0.0f);
-  alignas(64) int8_t codes[256] = {0};
+  alignas(64) int8_t codes[256 + 32];
   unpack_row(reinterpret_cast<const uint8_t*>(boundary + place.data), place.count, place.bits,
              codes);
+  for (int32_t i = place.count; i < stride; ++i) codes[i] = 0;
   for (int32_t i = 0; i < stride; i += kLanes) {
     const auto x = hn::Mul(hn::Add(load_int8(codes + i), shift), hn::Set(d, scale));
     largest = hn::Max(largest, hn::Abs(x));
@@ -116,7 +118,7 @@ inline uint32_t encode_vector(const VectorPlace& place, std::byte* boundary, flo
   const float shift = place.bits == 4 ? 0.5f : 0.0f;
   const float low = place.bits == 8 ? -127.0f : -8.0f;
   const float high = place.bits == 8 ? 127.0f : 7.0f;
-  alignas(64) int8_t codes[256] = {0};
+  alignas(64) int8_t codes[256];
   if (half != 0) {
     for (int32_t i = 0; i < stride; i += kLanes) {
       const auto steps = hn::Sub(hn::Div(hn::Load(d, row + i), hn::Set(d, scale)),
@@ -128,6 +130,7 @@ inline uint32_t encode_vector(const VectorPlace& place, std::byte* boundary, flo
       hn::Store(hn::Mul(value, hn::Set(d, scale)), d, row + i);
     }
   } else {
+    std::memset(codes, 0, sizeof(codes));
     for (int32_t i = 0; i < stride; i += kLanes) hn::Store(hn::Zero(d), d, row + i);
   }
   for (int32_t i = place.count; i < stride; ++i) row[i] = 0.0f;
