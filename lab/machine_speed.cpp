@@ -14,10 +14,6 @@
 #include "lab/simd_clones.h"
 #include "runtime/error.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace leapquant::lab {
 namespace {
 
@@ -56,9 +52,12 @@ std::uint64_t sum_prefetching(const std::uint64_t* words, std::size_t count) {
 
 // Writes past the caches where the machine can, so that the target is not read first.
 void stream_floats(float* to, const float* from, std::int64_t count) {
-#if defined(__x86_64__)
-  for (std::int64_t i = 0; i < count; i += 4) _mm_stream_ps(to + i, _mm_load_ps(from + i));
-  _mm_sfence();
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  using Vector __attribute__((vector_size(16))) = float;
+  for (std::int64_t i = 0; i < count; i += 4) {
+    __builtin_ia32_movntps(to + i, *reinterpret_cast<const Vector*>(from + i));
+  }
+  __builtin_ia32_sfence();
 #else
   std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
 #endif
@@ -84,35 +83,39 @@ void scale_prefetching(float* x, std::int64_t count, float factor, std::int64_t 
 }
 
 constexpr int kRounds = 2000;
-constexpr int kLanes = 16;  // independent chains: latency 4 x two units, and some
 
-#if defined(__x86_64__)
-__attribute__((target("avx512f"))) float multiply_add_avx512(std::int64_t* done) {
-  __m512 sums[kLanes];
-  for (int i = 0; i < kLanes; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
-  const __m512 a = _mm512_set1_ps(0.999F);
-  const __m512 b = _mm512_set1_ps(0.001F);
+// Vectors as the compiler knows them; a * b + c becomes one instruction where it may be contracted.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define LEAPQUANT_LAB_CONTRACTED(isa) __attribute__((target(isa), optimize("fp-contract=fast")))
+#define LEAPQUANT_LAB_HAS_TARGETS 1
+
+template <int kWidth>
+struct VectorOf {
+  using Type __attribute__((vector_size(kWidth * sizeof(float)))) = float;
+};
+
+// kChains independent sums: enough for the latency of two units, few enough for the registers.
+template <int kWidth, int kChains>
+__attribute__((always_inline)) inline float multiply_add_vectors(std::int64_t* done) {
+  using Vector = typename VectorOf<kWidth>::Type;
+  Vector sums[kChains];
+  for (int i = 0; i < kChains; ++i)
+    sums[i] = Vector{} + static_cast<float>(i + 2);  // 1 would stay 1
+  const Vector a = Vector{} + 0.999F;
+  const Vector b = Vector{} + 0.001F;
   for (int r = 0; r < kRounds; ++r) {
-    for (__m512& sum : sums) sum = _mm512_fmadd_ps(sum, a, b);
+    for (Vector& sum : sums) sum = sum * a + b;
   }
-  for (int i = 1; i < kLanes; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
-  *done = std::int64_t{kRounds} * kLanes * 16;
-  return _mm512_cvtss_f32(sums[0]);
+  for (int i = 1; i < kChains; ++i) sums[0] += sums[i];
+  *done = std::int64_t{kRounds} * kChains * kWidth;
+  return sums[0][0];
 }
 
-// Twelve chains: sixteen registers less the constants and room to move.
-__attribute__((target("avx2,fma"))) float multiply_add_avx2(std::int64_t* done) {
-  constexpr int kChains = 12;
-  __m256 sums[kChains];
-  for (int i = 0; i < kChains; ++i) sums[i] = _mm256_set1_ps(static_cast<float>(i));
-  const __m256 a = _mm256_set1_ps(0.999F);
-  const __m256 b = _mm256_set1_ps(0.001F);
-  for (int r = 0; r < kRounds; ++r) {
-    for (__m256& sum : sums) sum = _mm256_fmadd_ps(sum, a, b);
-  }
-  for (int i = 1; i < kChains; ++i) sums[0] = _mm256_add_ps(sums[0], sums[i]);
-  *done = std::int64_t{kRounds} * kChains * 8;
-  return _mm256_cvtss_f32(sums[0]);
+LEAPQUANT_LAB_CONTRACTED("avx512f") float multiply_add_avx512(std::int64_t* done) {
+  return multiply_add_vectors<16, 16>(done);
+}
+LEAPQUANT_LAB_CONTRACTED("avx2,fma") float multiply_add_avx2(std::int64_t* done) {
+  return multiply_add_vectors<8, 12>(done);
 }
 #endif
 
@@ -130,7 +133,7 @@ float multiply_add_plain(std::int64_t* done) {
 }
 
 float multiply_add(std::int64_t* done) {
-#if defined(__x86_64__)
+#if defined(LEAPQUANT_LAB_HAS_TARGETS)
   if (__builtin_cpu_supports("avx512f")) return multiply_add_avx512(done);
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     return multiply_add_avx2(done);

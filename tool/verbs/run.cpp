@@ -139,7 +139,8 @@ void print_answers(const std::vector<lab::TaskFile>& files, const std::vector<Co
                           [&](const Column& column) { return !column.answers[i].right; });
   }
   if (shared && columns.front().format.is_fp32()) {
-    print("\nWRONG in every column: a mistake of the small model itself, with an FP32 state too.\n");
+    print(
+        "\nWRONG in every column: a mistake of the small model itself, with an FP32 state too.\n");
   }
 }
 

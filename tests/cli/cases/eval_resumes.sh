@@ -2,7 +2,10 @@
 #
 # What is in the results file is not computed again, and a cut line is repaired.
 # stdout: *"total":3*
-run() { "$tool" eval --model "$model" --tasks "$model/tasks/short/sort.jsonl" --state int8 --limit "$1" --csv r.csv --json --quiet; }
+run() {
+  "$tool" eval --model "$model" --tasks "$model/tasks/short/sort.jsonl" --state int8 \
+    --limit "$1" --csv r.csv --json --quiet
+}
 first="$(run 2)"
 lines="$(wc -l <r.csv)"
 must_be_equal lines "$lines" 3

@@ -4,7 +4,10 @@
 # exit: 1
 # stderr: leapquant: *"s"*
 printf old >s
-(ulimit -f 64; exec "$tool" generate --model "$model" --prompt 'C abc' --save-session s --quiet >out)
+(
+  ulimit -f 64
+  exec "$tool" generate --model "$model" --prompt 'C abc' --save-session s --quiet >out
+)
 code=$?
 must_be_equal "the old file" "$(cat s)" old
 must_be_equal files "$(ls)" $'out\ns'
