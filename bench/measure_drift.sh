@@ -30,7 +30,7 @@ fits() {
 
 measure_formats() {
   local states=fp32,bf16,bf16:window=16,int8,int6,int4,int8+,int6+,int4+,int4-compact
-  states+=,bf16:step,int8:step,int6:step,int4:step
+  states+=,int8:step,int6:step,int4:step
   "$tool" drift "${inputs[@]}" --state "$states" --json >"$results/drift_formats.jsonl"
   "$tool" inspect "$model" --state "$states" --json >"$results/formats_sizes.json"
   "$python" bench/plot_formats.py "$results/drift_formats.jsonl" "$results/formats_sizes.json" \

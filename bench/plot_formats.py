@@ -40,7 +40,7 @@ def main() -> None:
     for line in options.drift.read_text().splitlines():
         row = json.loads(line)
         key = (row["state"], row["policy"])
-        if key not in sizes:
+        if key not in sizes or row["state"] == "fp32":  # no error to show
             continue
         per_step = row["policy"] == "step"
         plus = row["state"].endswith("+") or row["state"] == "int4-compact"
@@ -54,6 +54,7 @@ def main() -> None:
             fontsize="small",
         )
     panel.set_yscale("log")
+    panel.set_xlim(right=max(sizes[key] for key in sizes if key[0] != "fp32") * 1.15)
     panel.set_xlabel("bytes per element of the state (FP32: 4)")
     panel.set_ylabel("output error, tokens 1,024 to 4,096")
     panel.grid(alpha=0.3)
