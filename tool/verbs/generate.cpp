@@ -307,7 +307,7 @@ void add_generate(CLI::App& app, Verbs& verbs) {
   verb->add_flag("--json", arguments->json, "one JSON line per prompt, then one for all");
   verb->add_flag("--quiet", arguments->quiet, "no progress and no summary on standard error");
   verb->footer(
-      "Example: leapquant generate --model models/gdn-16m --state int8 --prompt 'L 7 3 5 20\n'\n"
+      "Example: leapquant generate --model models/gdn-16m --state int8 --prompt 'L 7 3 5 020\n'\n"
       "Ctrl-C ends cleanly after the current token.");
   verbs[verb] = [arguments] { run_generate(*arguments); };
 }
