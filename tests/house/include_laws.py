@@ -47,7 +47,8 @@ def room(folder: str, rooms: str, packages: str = "") -> Room:
     return Room(folder, frozenset(rooms.split()), frozenset(packages.split()))
 
 
-RUNTIME_PACKAGES = "c system json fmt pcre2 utf8proc blas"
+# xxhash: checksums of sessions and fingerprints of models.
+RUNTIME_PACKAGES = "c system json fmt pcre2 utf8proc blas xxhash"
 
 # The longest folder that fits rules. A folder that is not listed (tests, bench) is free.
 ROOMS = [
