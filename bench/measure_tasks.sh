@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Measures the task table of docs/DESIGN.md: exact-match accuracy and mean KL of every preset and of
-# the per-step baselines, one process per (task, format) with one thread each, so that a machine with
+# Measures the task table of README.md: exact-match accuracy and mean KL of every preset and of the
+# per-step baselines, one process per (task, format) with one thread each, so that a machine with
 # many cores is full. Resumable: prompt-by-prompt results stay in the working folder.
 #   usage: bench/measure_tasks.sh [TIER [PROCESSES [WORKING_FOLDER]]]
 # TIER: short, medium, long, or text: loss and KL on two held-out texts.
