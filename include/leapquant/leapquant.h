@@ -367,6 +367,8 @@ typedef struct leapquant_inputs {
                                  unused); vector: [.., T, HV, K]; null for none and constant */
   leapquant_tensor beta;      /* [.., T, n, HV] (heads contiguous), or data = null: 1 */
   int32_t gate;               /* leapquant_gate: what log_decay holds */
+  /* The parameters a_log, dt_bias, bonus and skip are finite (a_log may be -inf); the CPU refuses
+     a call with others. */
   const float* a_log;         /* [HV]; softplus and bounded */
   const float* dt_bias;       /* [HV] scalar decay, [HV, K] vector decay; null: 0 */
   float lower_bound;          /* bounded gate: < 0, usually -5 */

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Types, strides and gates of a call's tensors.
+// Types, strides, gates and parameters of a call's tensors.
 #include "capi/tensors.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace leapquant::capi {
@@ -96,6 +98,39 @@ Status check_gate(const leapquant_shape& shape, leapquant_inputs* inputs) {
                 static_cast<double>(inputs->lower_bound));
   }
   return LEAPQUANT_OK;
+}
+
+// Parameters of the model, one for all sequences of a call: a number that is not finite is refused
+// like any other argument. `decayless`: minus infinity is a number here, exp(-infinity) = 0.
+Status check_parameters(const char* name, const float* data, int64_t count, bool decayless) {
+  if (data == nullptr) return LEAPQUANT_OK;
+  // Without branches, as there may be HV K of them in every call: infinities and NaN are the
+  // largest.
+  constexpr uint32_t kInfinity = 0x7f800000u;
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<uint32_t>(data[i]) & 0x7fffffffu);
+  }
+  if (largest < kInfinity) return LEAPQUANT_OK;
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::isfinite(data[i]) || (decayless && std::isinf(data[i]) && data[i] < 0.0f)) continue;
+    return fail(LEAPQUANT_INVALID_ARGUMENT, "inputs.%s[%lld] is %g, expected a finite number%s",
+                name, static_cast<long long>(i), static_cast<double>(data[i]),
+                decayless ? " or -inf" : "");
+  }
+  return LEAPQUANT_OK;
+}
+
+Status check_all_parameters(const leapquant_shape& shape, const leapquant_inputs& inputs) {
+  const int64_t heads = shape.num_v_heads;
+  const int64_t rows = heads * shape.head_k_dim;
+  if (inputs.gate != LEAPQUANT_GATE_READY) {
+    const int64_t biases = shape.decay == LEAPQUANT_DECAY_VECTOR ? rows : heads;
+    if (Status s = check_parameters("a_log", inputs.a_log, heads, true)) return s;
+    if (Status s = check_parameters("dt_bias", inputs.dt_bias, biases, false)) return s;
+  }
+  if (Status s = check_parameters("bonus", inputs.bonus, rows, false)) return s;
+  return check_parameters("skip", inputs.skip, heads, false);
 }
 
 Status check_beta(leapquant_inputs* inputs) {
@@ -233,6 +268,10 @@ Status check_tensors(const Call& call, const Leading& leading, leapquant_inputs*
                      leapquant_output* output) {
   const leapquant_shape& shape = call.layout().shape;
   if (Status s = check_inputs(shape, leading, inputs)) return s;
+  // A device's parameters lie where the host may not look.
+  if (call.handle->backend->device == LEAPQUANT_CPU) {
+    if (Status s = check_all_parameters(shape, *inputs)) return s;
+  }
   const int64_t element = type_bytes(output->type);
   if (element == 0) {
     return fail(LEAPQUANT_INVALID_ARGUMENT,

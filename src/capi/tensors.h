@@ -33,7 +33,7 @@ struct Leading {
 };
 
 // Checks inputs and output for the layout and completes them in place. Nothing is read from
-// tensors.
+// tensors; the gates' and hooks' parameters (a_log, dt_bias, bonus, skip) are, on the CPU.
 Status check_tensors(const Call& call, const Leading& leading, leapquant_inputs* inputs,
                      leapquant_output* output);
 

@@ -166,6 +166,59 @@ TEST_F(Door, DecodeGates) {
           [](auto& args) { args.inputs.struct_size = 8; });
 }
 
+// What belongs to the model is the same for all sequences, so no sequence can be blamed for it.
+TEST_F(Door, DecodeParameters) {
+  constexpr size_t kHeads = 4;
+  constexpr size_t kRows = kHeads * 8;  // value heads times K
+  struct Parameter {
+    const char* name;
+    size_t count;
+    const float* leapquant_inputs::* field;
+  };
+  const Parameter parameters[] = {{"a_log", kHeads, &leapquant_inputs::a_log},
+                                  {"dt_bias", kHeads, &leapquant_inputs::dt_bias},
+                                  {"bonus", kRows, &leapquant_inputs::bonus},
+                                  {"skip", kHeads, &leapquant_inputs::skip}};
+  const std::vector<float> zeros(kHeads);
+  for (const int32_t gate : {LEAPQUANT_GATE_SOFTPLUS, LEAPQUANT_GATE_BOUNDED}) {
+    for (const leapquant_check check : {LEAPQUANT_CHECK_FULL, LEAPQUANT_CHECK_OFF}) {
+      layer.launch.check = check;
+      for (const Parameter& parameter : parameters) {
+        for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+          if (bad == -INFINITY && parameter.field == &leapquant_inputs::a_log) continue;
+          for (const size_t at : {size_t{0}, parameter.count - 1}) {
+            std::vector<float> values(parameter.count);
+            values[at] = bad;
+            refused(LEAPQUANT_INVALID_ARGUMENT,
+                    "inputs." + std::string(parameter.name) + "[" + std::to_string(at) + "] is ",
+                    [&](auto& args) {
+                      args.inputs.gate = gate;
+                      args.inputs.lower_bound = -5.0f;
+                      args.inputs.a_log = zeros.data();
+                      args.inputs.*(parameter.field) = values.data();
+                    });
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Door, ALogOfMinusInfinityNeverForgets) {
+  const std::vector<float> minus_infinity(4, -INFINITY);
+  leapquant_decode_args args = layer.decode_args({0}, {5});
+  args.inputs.gate = LEAPQUANT_GATE_SOFTPLUS;
+  args.inputs.a_log = minus_infinity.data();
+  ASSERT_EQ(layer.run(args), LEAPQUANT_OK) << leapquant_last_error();
+  const std::vector<float> raw = layer.output;
+  // The same token with a ready log decay of zero, into a slot with the same past.
+  layer.feed(2, 0, 5);
+  args = layer.decode_args({2}, {5});
+  for (float& g : layer.input->log_decay) g = 0.0f;
+  ASSERT_EQ(layer.run(args), LEAPQUANT_OK) << leapquant_last_error();
+  EXPECT_EQ(layer.output, raw);
+}
+
 TEST_F(Door, StructSizes) {
   leapquant_decode_args args = layer.decode_args({0}, {5});
   args.struct_size = 0;
