@@ -17,8 +17,6 @@ if(LEAPQUANT_TOOL)
   find_package(nlohmann_json REQUIRED)
   pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
   pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
-  # Dense matrix products. The runtime asks for one BLAS thread and spreads the work itself.
-  pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 endif()
 
 if(LEAPQUANT_TESTS)

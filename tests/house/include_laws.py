@@ -24,7 +24,6 @@ PACKAGES = {
     "fmt": re.compile(r"^fmt/"),
     "pcre2": re.compile(r"^pcre2\.h$"),
     "utf8proc": re.compile(r"^utf8proc\.h$"),
-    "blas": re.compile(r"^(cblas|openblas_config)\.h$"),
     "cli11": re.compile(r"^CLI/"),
     "gtest": re.compile(r"^(gtest|gmock)/"),
     "rapidcheck": re.compile(r"^rapidcheck(/|\.h$)"),
@@ -48,7 +47,7 @@ def room(folder: str, rooms: str, packages: str = "") -> Room:
 
 
 # xxhash: checksums of sessions and fingerprints of models.
-RUNTIME_PACKAGES = "c system json fmt pcre2 utf8proc blas xxhash"
+RUNTIME_PACKAGES = "c system json fmt pcre2 utf8proc xxhash"
 
 # The longest folder that fits rules. A folder that is not listed (tests, bench) is free.
 ROOMS = [
