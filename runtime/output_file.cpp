@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "runtime/error.h"
@@ -18,8 +19,25 @@ namespace leapquant::runtime {
 
 OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)) {
   static std::atomic<unsigned> counter{0};
-  if (path_.filename().empty() || std::filesystem::is_directory(path_)) {
+  // A link keeps standing, and the file that it leads to is replaced. A rename would put a file in
+  // the place of a device or pipe, for all programs on the machine.
+  if (path_.empty()) throw Error("Cannot write to a file without a name.");
+  std::error_code error;
+  if (std::filesystem::is_symlink(path_, error)) {
+    const std::filesystem::path target = std::filesystem::canonical(path_, error);
+    if (error) {
+      throw Error("Cannot follow the link " + in_quotes(path_.string(), 400) +
+                  reason_of_errno(error.value()) + "; nothing was written.");
+    }
+    path_ = target;
+  }
+  const std::filesystem::file_status target = std::filesystem::status(path_, error);
+  if (path_.filename().empty() || std::filesystem::is_directory(target)) {
     throw Error("Cannot write to " + in_quotes(path_.string(), 400) + ": it is a folder.");
+  }
+  if (std::filesystem::exists(target) && !std::filesystem::is_regular_file(target)) {
+    throw Error("Cannot write to " + in_quotes(path_.string(), 400) +
+                ": it is a device, pipe or socket; give the name of a file.");
   }
   temporary_ = path_;
   temporary_ += ".partial-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);

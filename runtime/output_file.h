@@ -14,7 +14,8 @@ namespace leapquant::runtime {
 
 // Opens PATH.partial-PID-N beside the target, commit() syncs and renames it. Until then an older
 // file of that name stays as it is; without commit() the temporary file is removed. Every failure
-// (no permission, no folder, full disk) throws Error with the path and the reason.
+// (no permission, no folder, full disk) throws Error with the path and the reason. A link to a file
+// is followed; devices, pipes and sockets are refused, for a rename would replace them.
 class OutputFile {
  public:
   explicit OutputFile(std::filesystem::path path);

@@ -93,7 +93,37 @@ TEST(OutputFile, SaysWhatIsWrong) {
   const TemporaryFolder folder;
   EXPECT_ERROR(OutputFile(folder.path() / "none" / "a"), "No such file");
   EXPECT_ERROR(OutputFile{folder.path()}, "it is a folder");
+  EXPECT_ERROR(OutputFile(folder.path() / ""), "it is a folder");
+  EXPECT_ERROR(OutputFile(""), "without a name");
   EXPECT_ERROR(OutputFile(folder.write("a", "") / "b"), "Not a directory");
+}
+
+TEST(OutputFile, NeverTakesThePlaceOfADeviceOrPipe) {
+  const TemporaryFolder folder;
+  const auto pipe = folder.path() / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_ERROR(OutputFile{pipe}, "device, pipe or socket");
+  std::filesystem::create_symlink("/dev/null", folder.path() / "link");
+  EXPECT_ERROR(OutputFile(folder.path() / "link"), "device, pipe or socket");
+  std::filesystem::create_symlink("loop", folder.path() / "loop");
+  EXPECT_ERROR(OutputFile(folder.path() / "loop"), "Cannot follow the link");
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_EQ(folder.entries(), 3u);
+}
+
+TEST(OutputFile, FollowsLinksToFiles) {
+  const TemporaryFolder folder;
+  const auto path = folder.write("a", "old");
+  std::filesystem::create_symlink("a", folder.path() / "link");
+  const auto link = folder.path() / "link";
+  OutputFile file(link);
+  file.write("new");
+  file.commit();
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(read_text_file(path, 100), "new");
+  EXPECT_EQ(folder.entries(), 2u);
+  std::filesystem::create_symlink("none", folder.path() / "to_nothing");
+  EXPECT_ERROR(OutputFile(folder.path() / "to_nothing"), "Cannot follow the link");
 }
 
 // A limit on the file size stands in for a full disk: both make write() fail half-way.
