@@ -90,7 +90,7 @@ Recording read_recording(const std::filesystem::path& path) {
   const SafetensorsFile file(path);
   const auto kind = file.metadata().find("kind");
   if (kind == file.metadata().end() || kind->second != kKind) {
-    throw Error(fmt::format("{} is no recording of layer inputs; make one with drift --record.",
+    throw Error(fmt::format("{} is no recording of layer inputs; make one with leapquant record.",
                             in_quotes(path.string())));
   }
   Recording recording;
