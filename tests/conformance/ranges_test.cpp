@@ -218,6 +218,30 @@ TEST_P(Ranges, NormalisationAddsEpsInsideTheRoot) {
   for (float x : o) ASSERT_EQ(x, 0.0f);
 }
 
+// C8 and report 32: a readout beyond FP16 is its largest number with the right sign, never
+// infinite.
+TEST_P(Ranges, NarrowOutputsSaturate) {
+  Tokens tokens = random_tokens(gdn(), 1, 64);
+  for (float& x : tokens.q) x = 1.0f;
+  tokens.log_decay[0] = 0.0f;
+  tokens.beta[0] = 0.0f;  // no write: each output is the sum of 64 equal entries of the state
+  std::vector<float> matrix(64 * 64);
+  for (size_t e = 0; e < matrix.size(); ++e) matrix[e] = e % 2 == 0 ? 1e5f : -1e5f;
+  for (const char* format : {"fp32", "fp32:step"}) {
+    Session session(backend(), make_test_layout(gdn(), format), 1);
+    for (int32_t type : {LEAPQUANT_FP16, LEAPQUANT_FP32}) {
+      session.import_state(0, 0, matrix);
+      const Outputs o = session.decode_inputs(0, 0, tokens.inputs(), 1, type);
+      EXPECT_EQ(session.status()[0], LEAPQUANT_OK);
+      // 64 x 1e5 and all partial sums are whole numbers below 2^24: exact in FP32.
+      const float largest = type == LEAPQUANT_FP16 ? 65504.0f : 6.4e6f;
+      for (size_t j = 0; j < o.size(); ++j) {
+        ASSERT_EQ(o[j], j % 2 == 0 ? largest : -largest) << format << ", value " << j;
+      }
+    }
+  }
+}
+
 // E5 and report 26: gate kinds at x in {-20, -1, 0, 1, 20}, saturated and infinite parameters.
 TEST_P(Ranges, GateKinds) {
   const leapquant_shape shape = make_shape(1, 1, 4, 4, LEAPQUANT_DECAY_SCALAR, false);
