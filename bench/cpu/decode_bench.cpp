@@ -11,16 +11,15 @@
 namespace leapquant::bench {
 namespace {
 
-constexpr const char* kFormats[] = {"int8",  "int6",  "int4",         "int8+", "int6+",
+constexpr const char* kFormats[] = {"int8",  "int6",         "int4", "int8+", "int6+",
                                     "int4+", "int4-compact", "bf16", "fp32",  "fp32:step"};
 
 void per_head(benchmark::State& state, int32_t sequences) {
   state.SetItemsProcessed(state.iterations() * sequences * Pool::kHeads);
-  state.counters["ns_per_head"] =
-      benchmark::Counter(static_cast<double>(sequences) * Pool::kHeads,
-                         benchmark::Counter::kIsIterationInvariantRate |
-                             benchmark::Counter::kInvert,
-                         benchmark::Counter::kIs1000);
+  state.counters["ns_per_head"] = benchmark::Counter(
+      static_cast<double>(sequences) * Pool::kHeads,
+      benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert,
+      benchmark::Counter::kIs1000);
 }
 
 // One iteration is a window's worth of tokens, so that every head folds once.
@@ -66,12 +65,10 @@ void add_benchmarks() {
       decode_pool(state, format, LEAPQUANT_DECAY_SCALAR, 1, 1);
     })->UseRealTime();
     if (name == "fp32:step") continue;
-    benchmark::RegisterBenchmark(("decode_vector/memory/" + name).c_str(),
-                                 [=](benchmark::State& state) {
-                                   decode_pool(state, format, LEAPQUANT_DECAY_VECTOR,
-                                               int64_t{128} << 20, 1);
-                                 })
-        ->UseRealTime();
+    benchmark::RegisterBenchmark(("decode_vector/memory/" + name).c_str(), [=](benchmark::State&
+                                                                                   state) {
+      decode_pool(state, format, LEAPQUANT_DECAY_VECTOR, int64_t{128} << 20, 1);
+    })->UseRealTime();
     benchmark::RegisterBenchmark(("fold/" + name).c_str(), [=](benchmark::State& state) {
       fold_heads(state, format);
     })->UseRealTime();

@@ -35,8 +35,7 @@ inline Memory allocate(size_t bytes) {
 // 32 value heads of 128x128, 16 key heads (grouped) or 32; scalar or vector decays.
 class Pool {
  public:
-  Pool(const char* text, leapquant_decay decay, int32_t k_heads, int32_t sequences,
-       int32_t workers)
+  Pool(const char* text, leapquant_decay decay, int32_t k_heads, int32_t sequences, int32_t workers)
       : sequences_(sequences) {
     leapquant_shape shape = LEAPQUANT_INIT(leapquant_shape);
     shape.num_k_heads = k_heads;

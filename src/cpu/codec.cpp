@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole boundary states: composing a state from one, and fit, subtraction and residual codec in turn.
+// Whole boundary states: composing a state from one, and fit, subtraction and residual codec in
+// turn.
 #include "cpu/codec.h"
 
 #include <algorithm>
@@ -70,8 +71,7 @@ double energy_of(const float* state, int64_t count, float scale) {
 }
 
 float power_of_two_scale(float largest) {
-  return largest == 0.0f ? 1.0f
-                         : std::ldexp(1.0f, -std::clamp(std::ilogb(largest), -126, 126));
+  return largest == 0.0f ? 1.0f : std::ldexp(1.0f, -std::clamp(std::ilogb(largest), -126, 126));
 }
 
 // Entries that are not finite become 0.
@@ -95,8 +95,8 @@ StateSize state_size(float* state, int64_t count) {
     size.energy += static_cast<double>(
         sum_of_lanes(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]))));
   }
-  size.largest = max_of_lanes(
-      hn::Max(hn::Max(largest[0], largest[1]), hn::Max(largest[2], largest[3])));
+  size.largest =
+      max_of_lanes(hn::Max(hn::Max(largest[0], largest[1]), hn::Max(largest[2], largest[3])));
   // Within these bounds no square over- or underflowed, and nothing is NaN (the sum would be).
   if (size.energy > 1e-20 && size.energy < 1e30) {
     size.scale = power_of_two_scale(size.largest);
@@ -219,8 +219,8 @@ uint32_t encode_residual_target(const BoundaryLayout& layout, float* residual, s
     row_magnitudes(residual + static_cast<int64_t>(i) * stride, layout.v_dim, stride, &sums,
                    scratch.magnitudes + i);
   }
-  return encode_residual_rows(layout, scratch.magnitudes, residual, scratch.columns, 1.0f,
-                              boundary, nullptr);
+  return encode_residual_rows(layout, scratch.magnitudes, residual, scratch.columns, 1.0f, boundary,
+                              nullptr);
 }
 
 // Row i of the payload, times its factors.
@@ -380,8 +380,8 @@ uint32_t encode_residual(const BoundaryLayout& layout, float* residual, std::byt
 
 void compose_state(const BoundaryLayout& layout, const std::byte* boundary, const float* factor,
                    int32_t num_records, float* left, float* right, float* state) {
-  LEAPQUANT_CPU_DISPATCH(compose_target)(layout, boundary, factor, num_records, left, right,
-                                         false, state);
+  LEAPQUANT_CPU_DISPATCH(compose_target)(layout, boundary, factor, num_records, left, right, false,
+                                         state);
 }
 
 void decode_boundary(const BoundaryLayout& layout, const std::byte* boundary, float* state) {

@@ -135,8 +135,8 @@ struct DecodeCall {
       std::byte* boundary = boundary_state(layout, pool, slot, v_head);
       int32_t& base = base_of(layout, pool, slot, v_head);
       leapquant_health* health = health_of(layout, pool, slot, v_head);
-      const int32_t due = last_boundary(
-          position, layout.head_boundary[static_cast<size_t>(v_head)], layout.window_tokens);
+      const int32_t due = last_boundary(position, layout.head_boundary[static_cast<size_t>(v_head)],
+                                        layout.window_tokens);
       if (due > base) {
         fold_head(layout, v_head, boundary, view, base, due, boundary, health, scratch.fold);
         base = due;
@@ -145,10 +145,17 @@ struct DecodeCall {
       if (v_head + 1 < first + unit_heads) {
         look_ahead(sequence, v_head + 1, false, &ahead);
       } else if (more) {
-        look_ahead((unit + 1) / units_per_sequence,
-                   (unit + 1) % units_per_sequence * unit_heads, true, &ahead);
+        look_ahead((unit + 1) / units_per_sequence, (unit + 1) % units_per_sequence * unit_heads,
+                   true, &ahead);
       }
-      HeadCall call{layout, args.inputs, v_head, base, position, count, boundary, view,
+      HeadCall call{layout,
+                    args.inputs,
+                    v_head,
+                    base,
+                    position,
+                    count,
+                    boundary,
+                    view,
                     v_head % layout.group == 0,
                     saturated ? static_cast<uint32_t>(LEAPQUANT_HEALTH_RECORD_SATURATED) : 0u};
       prepare_value_head(layout, span, v_head, 0, count, scratch.v, scratch.log_decay,
@@ -174,10 +181,10 @@ size_t decode_worker_bytes(const Layout& layout) {
 
 Status decode_fault(const Layout& layout, const leapquant_pool& pool,
                     const leapquant_decode_args& args, int32_t sequence, int32_t num_tokens) {
-  const Status fault = position_fault(
-      layout, pool, args.state_slots[sequence],
-      window_slot_of(pool, args.state_slots, args.window_slots, sequence),
-      args.positions[sequence], num_tokens);
+  const Status fault =
+      position_fault(layout, pool, args.state_slots[sequence],
+                     window_slot_of(pool, args.state_slots, args.window_slots, sequence),
+                     args.positions[sequence], num_tokens);
   if (fault != LEAPQUANT_OK) return fault;
   return check_inputs(layout, InputSpan{&args.inputs, args.tokens, sequence, 0, num_tokens});
 }
@@ -200,14 +207,19 @@ Status decode(const Layout& layout, const leapquant_pool& pool, const leapquant_
   const int32_t unit_heads = key_units >= 4 * workers ? layout.group : 1;
   const int32_t units_per_sequence = layout.shape.num_v_heads / unit_heads;
   const int32_t num_units = args.batch * units_per_sequence;
-  // Long tasks, since only inside of one does the next head's memory come early; several a worker, so
-  // that a late one does not keep the others waiting.
+  // Long tasks, since only inside of one does the next head's memory come early; several a worker,
+  // so that a late one does not keep the others waiting.
   const int32_t tasks = workers == 1 ? 1 : 6 * workers;
   const int32_t units_per_task = std::max(1, (num_units + tasks - 1) / tasks);
-  const DecodeCall call{layout,     pool,       args,
-                        launch,     decode_worker_bytes(layout),
-                        unit_heads, units_per_sequence,
-                        units_per_task, num_units};
+  const DecodeCall call{layout,
+                        pool,
+                        args,
+                        launch,
+                        decode_worker_bytes(layout),
+                        unit_heads,
+                        units_per_sequence,
+                        units_per_task,
+                        num_units};
   run_tasks(
       launch, args.batch,
       [](void* argument, int32_t task, int32_t) {

@@ -13,8 +13,8 @@ namespace leapquant::cpu {
 // Bytes of scratch per worker (64-byte aligned; see worker_scratch).
 size_t decode_worker_bytes(const Layout& layout);
 
-// The operation (core/operations.h); layout.per_step must be false. Faults of single sequences go to
-// args.status and zero their output rows; the call itself returns OK.
+// The operation (core/operations.h); layout.per_step must be false. Faults of single sequences go
+// to args.status and zero their output rows; the call itself returns OK.
 Status decode(const Layout& layout, const leapquant_pool& pool, const leapquant_decode_args& args,
               const leapquant_launch& launch);
 

@@ -19,13 +19,13 @@ namespace leapquant::cpu {
 inline constexpr int32_t kMaxDecodeRank = 32;
 
 struct DecodeShape {
-  int32_t tokens;     // most tokens of a call
-  int32_t steps;      // n
-  int32_t reads;      // read vectors per token: n + 1
-  int32_t key;        // K'
-  int32_t value;      // V'
-  int32_t records;    // most records that a token reads, ring and call, a multiple of 4
-  int32_t rank;       // most compensators of a head, a multiple of 4
+  int32_t tokens;   // most tokens of a call
+  int32_t steps;    // n
+  int32_t reads;    // read vectors per token: n + 1
+  int32_t key;      // K'
+  int32_t value;    // V'
+  int32_t records;  // most records that a token reads, ring and call, a multiple of 4
+  int32_t rank;     // most compensators of a head, a multiple of 4
 
   explicit DecodeShape(const Layout& layout)
       : tokens(layout.shape.max_tokens),
@@ -50,31 +50,31 @@ struct DecodeScratch {
   uint16_t* ring_keys;    // [records][K'] padded copies, only where K is no multiple of 16
   const uint16_t** keys;  // [records] rows: ring, then this call's
   // Of a value head.
-  float* v;               // [T n][V']
-  float* log_decay;       // [T] or [T][K'], unrounded
-  float* stored_decay;    // the same as the window will hold it
-  float* beta;            // [T n]
-  float* read;            // [T reads][K'] read vectors r
-  float* scaled;          // [T reads][K'] exp(H) r, then times smoothing
-  float* sums;            // [T reads][V'] payload sums, then the reads
-  float* record_factors;  // [T reads][records]
-  float* rank_factors;    // [T reads][rank]
-  float* rank_offsets;    // [T reads]
-  float* payload_offsets;  // [T reads]
-  uint16_t* stored_u;     // [T n][V'] FP16
-  uint16_t* ring_u;       // [records][V'] padded copies, only where V is no multiple of 16
+  float* v;                      // [T n][V']
+  float* log_decay;              // [T] or [T][K'], unrounded
+  float* stored_decay;           // the same as the window will hold it
+  float* beta;                   // [T n]
+  float* read;                   // [T reads][K'] read vectors r
+  float* scaled;                 // [T reads][K'] exp(H) r, then times smoothing
+  float* sums;                   // [T reads][V'] payload sums, then the reads
+  float* record_factors;         // [T reads][records]
+  float* rank_factors;           // [T reads][rank]
+  float* rank_offsets;           // [T reads]
+  float* payload_offsets;        // [T reads]
+  uint16_t* stored_u;            // [T n][V'] FP16
+  uint16_t* ring_u;              // [records][V'] padded copies, only where V is no multiple of 16
   const uint16_t** corrections;  // [records]
-  uint16_t* rank_halves;  // [rank][max(K', V')] padded copies of FP16 sides
-  int8_t* rank_codes;     // [rank][max(K', V')] INT4 sides, or padded copies of INT8 ones
-  float* correction;      // [n][V'] u before rounding
-  float* output;          // [V']
-  float* step;            // [V']
-  float* smoothing;       // [K']
-  float* later;           // [K']
-  float* weight;          // [K']
-  float* weighted;        // [reads][K']
+  uint16_t* rank_halves;         // [rank][max(K', V')] padded copies of FP16 sides
+  int8_t* rank_codes;            // [rank][max(K', V')] INT4 sides, or padded copies of INT8 ones
+  float* correction;             // [n][V'] u before rounding
+  float* output;                 // [V']
+  float* step;                   // [V']
+  float* smoothing;              // [K']
+  float* later;                  // [K']
+  float* weight;                 // [K']
+  float* weighted;               // [reads][K']
   std::byte* fold;
-  size_t bytes;           // up to `fold`
+  size_t bytes;  // up to `fold`
 
   DecodeScratch(const Layout& layout, std::byte* memory) {
     const DecodeShape s(layout);
@@ -132,8 +132,8 @@ struct HeadCall {
   int32_t tokens;    // T of this sequence
   const std::byte* boundary;
   WindowView window;
-  bool write_keys;   // this head writes its group's key records
-  uint32_t flags;    // LEAPQUANT_HEALTH_* raised
+  bool write_keys;  // this head writes its group's key records
+  uint32_t flags;   // LEAPQUANT_HEALTH_* raised
 };
 
 }  // namespace leapquant::cpu

@@ -29,9 +29,9 @@ inline constexpr int32_t kBlockVectors4 = 4;
 inline constexpr int32_t kPayloadBlock = kBlockVectors4 * kLanes;
 using ByteBlock = hn::Repartition<uint8_t, FloatTag>;
 
-// A kind of payload. load() fetches a block's row, number<v>() makes its v-th vector of numbers, times
-// kScale; store() writes four vectors of sums in the order of the columns. Vectors hold every second
-// or fourth column where that saves shuffles: the units that shuffle also multiply.
+// A kind of payload. load() fetches a block's row, number<v>() makes its v-th vector of numbers,
+// times kScale; store() writes four vectors of sums in the order of the columns. Vectors hold every
+// second or fourth column where that saves shuffles: the units that shuffle also multiply.
 inline constexpr int32_t kTopByte = static_cast<int32_t>(0xff000000u);
 
 // Eight bits: every 32-bit lane holds four codes; each moves to the top of the lane: code * 2^24.
@@ -81,8 +81,7 @@ struct Int4Codes {
     for (int32_t pair = 0; pair < 2; ++pair) {
       const auto stored = hn::LoadDup128(bytes, row + (pair * kLanes & ~15));
       const auto flipped = hn::Xor(stored, hn::Set(bytes, uint8_t{0x88}));
-      codes.pair[pair] =
-          hn::BitCast(Int32Tag(), hn::TableLookupBytesOr0(flipped, table[pair]));
+      codes.pair[pair] = hn::BitCast(Int32Tag(), hn::TableLookupBytesOr0(flipped, table[pair]));
     }
     return codes;
   }
@@ -123,8 +122,7 @@ struct Int6Codes {
       return hn::LoadU(d, row);
     } else {
       const hn::Half<D> half;
-      return hn::Combine(d, spread(half, row + 12 * (hn::MaxLanes(half) / 16)),
-                         spread(half, row));
+      return hn::Combine(d, spread(half, row + 12 * (hn::MaxLanes(half) / 16)), spread(half, row));
     }
   }
   using Row = hn::Vec<Int32Tag>;
@@ -147,7 +145,8 @@ struct Int6Codes {
   }
 };
 
-// Two numbers in every 32-bit lane: the upper one needs its lower half cleared, the lower one a shift.
+// Two numbers in every 32-bit lane: the upper one needs its lower half cleared, the lower one a
+// shift.
 struct Bf16Numbers {
   static constexpr float kScale = 1.0f;
   static constexpr int32_t block_bytes = kPayloadBlock * 2;
@@ -163,9 +162,8 @@ struct Bf16Numbers {
   template <int32_t v>
   HWY_INLINE FloatVec number(const Row& row) const {
     const auto pair = row.pair[v / 2];
-    return hn::BitCast(FloatTag(), v % 2 == 0
-                                       ? hn::ShiftLeft<16>(pair)
-                                       : hn::And(pair, hn::Set(Uint32Tag(), 0xffff0000u)));
+    return hn::BitCast(FloatTag(), v % 2 == 0 ? hn::ShiftLeft<16>(pair)
+                                              : hn::And(pair, hn::Set(Uint32Tag(), 0xffff0000u)));
   }
   HWY_INLINE static void store(const FloatVec* sum, float* to) { Int4Codes::store(sum, to); }
 };
@@ -196,8 +194,8 @@ HWY_INLINE void add_number(const Codes& codes, const typename Codes::Row& row,
 // Sums of vectors kFirst .. kFirst + kVectors - 1 of one block, over all key rows.
 template <int32_t kCount, int32_t kFirst, int32_t kVectors, class Codes>
 HWY_INLINE void sum_rows(const Codes& codes, const uint8_t* HWY_RESTRICT row, int64_t row_step,
-                         int32_t k_dim, const float* HWY_RESTRICT x, int32_t x_stride,
-                         Ahead* ahead, FloatVec (*result)[4]) {
+                         int32_t k_dim, const float* HWY_RESTRICT x, int32_t x_stride, Ahead* ahead,
+                         FloatVec (*result)[4]) {
   const FloatTag d;
   FloatVec sum[kCount][4];
   HWY_UNROLL(4)
@@ -222,7 +220,9 @@ HWY_INLINE void sum_rows(const Codes& codes, const uint8_t* HWY_RESTRICT row, in
       }
       row += row_step;
     }
-    fetch.step();
+    // Two rows' worth of lines: the next head's payload comes as fast as this one's is used.
+    constexpr int32_t kLines = Codes::block_bytes <= 32 ? 1 : Codes::block_bytes / 32;
+    for (int32_t line = 0; line < kLines; ++line) fetch.step();
   }
   ahead->pass(fetch);
   HWY_UNROLL(4)
@@ -248,9 +248,8 @@ HWY_INLINE void read_block(const Codes& codes, const uint8_t* HWY_RESTRICT row, 
 
 // Columns from `first` on that make no whole block, or whose packing has no kernel of its own.
 template <int32_t kCount>
-void read_tile(const BoundaryLayout& layout, const uint8_t* payload, int32_t first,
-               const float* x, int32_t x_stride, float scale, Ahead* ahead, float* sums,
-               int32_t sum_stride) {
+void read_tile(const BoundaryLayout& layout, const uint8_t* payload, int32_t first, const float* x,
+               int32_t x_stride, float scale, Ahead* ahead, float* sums, int32_t sum_stride) {
   const FloatTag d;
   const int32_t bits = layout.format.payload_bits;
   const int32_t left = layout.v_dim - first;
@@ -261,8 +260,7 @@ void read_tile(const BoundaryLayout& layout, const uint8_t* payload, int32_t fir
     alignas(64) int8_t tile[256 * kPayloadBlock];
     for (int32_t i = 0; i < layout.k_dim; ++i) {
       int8_t* row = tile + i * kPayloadBlock;
-      unpack_codes(payload + static_cast<int64_t>(i) * layout.row_bytes +
-                       packed_bytes(first, bits),
+      unpack_codes(payload + static_cast<int64_t>(i) * layout.row_bytes + packed_bytes(first, bits),
                    columns, bits, row);
       for (int32_t j = columns; j < kPayloadBlock; ++j) row[j] = 0;
     }

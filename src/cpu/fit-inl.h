@@ -112,8 +112,8 @@ inline void subtract_rows(const float* block, const float* share, int32_t share_
   for (; i < stride; i += kLanes) {
     auto x = hn::Load(d, row + i);
     for (int32_t k = 0; k < count; ++k) {
-      x = hn::NegMulAdd(hn::Set(d, share[k * share_stride]),
-                        hn::Load(d, block + k * stride + i), x);
+      x = hn::NegMulAdd(hn::Set(d, share[k * share_stride]), hn::Load(d, block + k * stride + i),
+                        x);
     }
     hn::Store(x, d, row + i);
   }
@@ -149,8 +149,8 @@ inline bool start_values(const BoundaryLayout& layout, bool cold, const std::byt
   bool any = false;
   if (!cold && previous != nullptr) {
     for (int32_t r = 0; r < layout.rank; ++r) {
-      alive[r] = decode_vector(vector_place(layout, Side::kValue, r), previous,
-                               values + r * stride);
+      alive[r] =
+          decode_vector(vector_place(layout, Side::kValue, r), previous, values + r * stride);
       any = any || alive[r];
     }
   }
@@ -237,9 +237,9 @@ inline void least_squares(int32_t rank, int32_t stride, const float* values, int
   }
 }
 
-// Fits the compensators of a finite state [K][padded(V)] whose largest magnitude is `largest`, writes
-// them into boundary and leaves them decoded in scratch.keys and scratch.values. previous may equal
-// boundary. Returns LEAPQUANT_HEALTH_* flags.
+// Fits the compensators of a finite state [K][padded(V)] whose largest magnitude is `largest`,
+// writes them into boundary and leaves them decoded in scratch.keys and scratch.values. previous
+// may equal boundary. Returns LEAPQUANT_HEALTH_* flags.
 inline uint32_t fit_compensators(const BoundaryLayout& layout, FitKind kind,
                                  const std::byte* previous, const float* state, float largest,
                                  std::byte* boundary, const FitScratch& scratch) {
@@ -259,12 +259,11 @@ inline uint32_t fit_compensators(const BoundaryLayout& layout, FitKind kind,
     // 2^-e with max |S| 2^-e in [1, 2), kept a normal number at both ends of the range.
     const int32_t exponent = std::clamp(std::ilogb(largest), -126, 126);
     const float inverse_scale = std::ldexp(1.0f, -exponent);
-    const bool cold =
-        start_values(layout, kind == FitKind::kCold, previous, scratch.values);
-    const int32_t rounds = cold                            ? 3
+    const bool cold = start_values(layout, kind == FitKind::kCold, previous, scratch.values);
+    const int32_t rounds = cold                           ? 3
                            : layout.format.fit_rounds > 0 ? layout.format.fit_rounds
-                           : mixed                         ? 1
-                                                           : 2;
+                           : mixed                        ? 1
+                                                          : 2;
     for (int32_t round = 0; round < rounds; ++round) {
       state_times(state, k_dim, stride, scratch.values, rank, scratch.keys);
       for (int32_t r = 0; r < rank; ++r) {
@@ -281,16 +280,16 @@ inline uint32_t fit_compensators(const BoundaryLayout& layout, FitKind kind,
     if (!mixed) state_times(state, k_dim, stride, scratch.values, rank, scratch.keys);
   }
   for (int32_t r = 0; r < rank; ++r) {
-    flags |= encode_vector(vector_place(layout, Side::kValue, r), boundary,
-                           scratch.values + r * stride);
+    flags |=
+        encode_vector(vector_place(layout, Side::kValue, r), boundary, scratch.values + r * stride);
   }
   if (mixed && largest != 0.0f) {
     state_times(state, k_dim, stride, scratch.values, rank, scratch.keys);
     least_squares(rank, stride, scratch.values, key_stride, scratch.keys);
   }
   for (int32_t r = 0; r < rank; ++r) {
-    flags |= encode_vector(vector_place(layout, Side::kKey, r), boundary,
-                           scratch.keys + r * key_stride);
+    flags |=
+        encode_vector(vector_place(layout, Side::kKey, r), boundary, scratch.keys + r * key_stride);
   }
   return flags;
 }

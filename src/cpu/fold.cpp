@@ -24,8 +24,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace leapquant::cpu::HWY_NAMESPACE {
 
-// left [records][padded(K)] = keys times the decay of the later tokens, right [records][padded(V)] =
-// corrections; factor [padded(K)] = decay of all tokens base..position-1.
+// left [records][padded(K)] = keys times the decay of the later tokens, right [records][padded(V)]
+// = corrections; factor [padded(K)] = decay of all tokens base..position-1.
 void expand_records(const Layout& layout, int32_t v_head, const WindowView& window, int32_t base,
                     int32_t position, float* left, float* right, float* factor) {
   const FloatTag d;
@@ -202,8 +202,8 @@ Status fold(const Layout& layout, const leapquant_pool& pool, const leapquant_fo
     args.status[i] = LEAPQUANT_OK;
     if (args.state_slots[i] < 0 || destination_of(args, i) < 0) continue;
     const int32_t window_slot = window_slot_of(pool, args.state_slots, args.window_slots, i);
-    args.status[i] = position_fault(layout, pool, args.state_slots[i], window_slot,
-                                    args.positions[i], 0);
+    args.status[i] =
+        position_fault(layout, pool, args.state_slots[i], window_slot, args.positions[i], 0);
   }
   const FoldCall call{layout, pool, args, launch};
   run_tasks(
@@ -223,8 +223,9 @@ Status position_fault(const Layout& layout, const leapquant_pool& pool, int32_t 
   for (int32_t h = 0; h < layout.shape.num_v_heads; ++h) {
     const int32_t distance = position - base_of(layout, pool, state_slot, h);
     if (distance < 0) return LEAPQUANT_POSITION_BELOW_BASE;
-    past = past || (layout.per_step || window_slot < 0 ? distance > 0
-                                    : distance + appended > layout.window.ring_tokens);
+    past = past ||
+           (layout.per_step || window_slot < 0 ? distance > 0
+                                               : distance + appended > layout.window.ring_tokens);
   }
   return past ? LEAPQUANT_POSITION_PAST_WINDOW : LEAPQUANT_OK;
 }

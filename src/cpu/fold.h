@@ -36,8 +36,8 @@ void fold_head(const Layout& layout, int32_t v_head, const std::byte* boundary,
 Status position_fault(const Layout& layout, const leapquant_pool& pool, int32_t state_slot,
                       int32_t window_slot, int32_t position, int32_t new_tokens);
 
-// The operation (core/operations.h): forced folds, windowed and per step (there base == position and
-// a fold is a copy). Per worker: fold_scratch_bytes.
+// The operation (core/operations.h): forced folds, windowed and per step (there base == position
+// and a fold is a copy). Per worker: fold_scratch_bytes.
 Status fold(const Layout& layout, const leapquant_pool& pool, const leapquant_fold_args& args,
             const leapquant_launch& launch);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gates of the recurrence from ready or raw numbers, a vector at a time: one function for scalar and
-// for per-channel decays, so that both are the same bits wherever they are computed.
+// Gates of the recurrence from ready or raw numbers, a vector at a time: one function for scalar
+// and for per-channel decays, so that both are the same bits wherever they are computed.
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 

@@ -39,8 +39,8 @@ void load_row(const void* source, int32_t type, int32_t count, float* row) {
   for (int32_t i = count; i % 16 != 0; ++i) row[i] = 0.0f;
 }
 
-// Largest exponent-and-mantissa bits of `count` numbers: at or above the type's infinity where one of
-// them is not finite.
+// Largest exponent-and-mantissa bits of `count` numbers: at or above the type's infinity where one
+// of them is not finite.
 uint32_t largest_bits(const void* source, int32_t type, int32_t count) {
   uint32_t largest = 0;
   int32_t i = 0;
@@ -204,7 +204,8 @@ bool all_finite(const void* row, int32_t type, int32_t count) {
   return LEAPQUANT_CPU_DISPATCH(largest_bits)(row, type, count) < infinity;
 }
 
-// Every value of a tensor of the span is finite. Heads that lie behind one another count as one row.
+// Every value of a tensor of the span is finite. Heads that lie behind one another count as one
+// row.
 bool tensor_finite(const leapquant_tensor& tensor, const InputSpan& span, int32_t last,
                    int32_t heads, int32_t sub_steps) {
   if (tensor.data == nullptr) return true;
@@ -342,9 +343,9 @@ void prepare_value_head(const Layout& layout, const InputSpan& span, int32_t v_h
   } else {
     const Strides strides = heads_last(inputs.beta, heads, steps, span.tokens_axis);
     for (int32_t row = 0; row < count * steps; ++row) {
-      beta[row] = number_at(
-          strides.row(inputs.beta.data, span, first + row / steps, row % steps, v_head),
-          inputs.beta.type);
+      beta[row] =
+          number_at(strides.row(inputs.beta.data, span, first + row / steps, row % steps, v_head),
+                    inputs.beta.type);
     }
     if (inputs.beta_kind == LEAPQUANT_BETA_SIGMOID) {
       const float scale = inputs.beta_scale != 0.0f ? inputs.beta_scale : 1.0f;
@@ -388,8 +389,8 @@ void prepare_value_head(const Layout& layout, const InputSpan& span, int32_t v_h
                               : inputs.dt_bias + static_cast<int64_t>(v_head) * k_dim;
       for (int32_t t = 0; t < count; ++t) {
         float* row = log_decay + static_cast<int64_t>(t) * stride;
-        load(strides.row(inputs.log_decay.data, span, first + t, 0, v_head),
-             inputs.log_decay.type, k_dim, row);
+        load(strides.row(inputs.log_decay.data, span, first + t, 0, v_head), inputs.log_decay.type,
+             k_dim, row);
         if (raw) {
           gate(inputs.gate, a_log, inputs.lower_bound, bias, k_dim, stride, row);
         }
@@ -403,11 +404,10 @@ void store_output(const Layout& layout, const leapquant_output& output, int32_t 
   const int32_t v_dim = layout.shape.head_v_dim;
   const int64_t row_bytes = v_dim * type_bytes(output.type);
   const int64_t head = output.head_stride_bytes != 0 ? output.head_stride_bytes : row_bytes;
-  const int64_t token_stride = output.token_stride_bytes != 0 ? output.token_stride_bytes
-                                                              : layout.shape.num_v_heads * head;
-  const int64_t sequence_stride = output.sequence_stride_bytes != 0
-                                      ? output.sequence_stride_bytes
-                                      : tokens_axis * token_stride;
+  const int64_t token_stride =
+      output.token_stride_bytes != 0 ? output.token_stride_bytes : layout.shape.num_v_heads * head;
+  const int64_t sequence_stride =
+      output.sequence_stride_bytes != 0 ? output.sequence_stride_bytes : tokens_axis * token_stride;
   std::byte* row = static_cast<std::byte*>(output.data) + sequence * sequence_stride +
                    token * token_stride + v_head * head;
   if (value == nullptr) {

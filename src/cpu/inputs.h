@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From the caller's tensors to what the recurrence uses: the check of a sequence's inputs, and the
-// FP32 vectors and gates of a head. Decode, per-step decode and prefill share these, so that a token
-// is the same bits whichever operation takes it.
+// FP32 vectors and gates of a head. Decode, per-step decode and prefill share these, so that a
+// token is the same bits whichever operation takes it.
 #pragma once
 
 #include <cstddef>
@@ -34,9 +34,9 @@ Status check_inputs(const Layout& layout, const InputSpan& span);
 void prepare_key_head(const Layout& layout, const InputSpan& span, int32_t k_head, int32_t first,
                       int32_t count, float* q, float* k, float* read_key);
 
-// Values and gates of one value head. v [count][n] rows of padded(V); log_decay [count] (decay none:
-// zeros; constant: the constant) or, vector decays, [count] rows of padded(K) (zero past K); beta
-// [count][n] unpadded. log_decay is never NaN and never above zero.
+// Values and gates of one value head. v [count][n] rows of padded(V); log_decay [count] (decay
+// none: zeros; constant: the constant) or, vector decays, [count] rows of padded(K) (zero past K);
+// beta [count][n] unpadded. log_decay is never NaN and never above zero.
 void prepare_value_head(const Layout& layout, const InputSpan& span, int32_t v_head, int32_t first,
                         int32_t count, float* v, float* log_decay, float* beta);
 

@@ -40,8 +40,8 @@ using FloatMask = hn::Mask<FloatTag>;
 HWY_INLINE FloatMask no_lanes() { return hn::Ne(hn::Zero(FloatTag()), hn::Zero(FloatTag())); }
 HWY_INLINE FloatMask all_lanes() { return hn::Eq(hn::Zero(FloatTag()), hn::Zero(FloatTag())); }
 
-// Keeps a loaded vector in its register: GCC would rather load it again for every use, and loads are
-// what the product loops run out of.
+// Keeps a loaded vector in its register: GCC would rather load it again for every use, and loads
+// are what the product loops run out of.
 HWY_INLINE FloatVec in_register(FloatVec v) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
   asm("" : "+v"(v.raw));
@@ -63,8 +63,8 @@ HWY_INLINE FloatVec load_fp16(const uint16_t* p) {
   // The exponent's bias differs by 112; the product is exact, for subnormal numbers too.
   const auto scaled = hn::Mul(hn::BitCast(d, hn::ShiftLeft<13>(magnitude)),
                               hn::Set(d, 5192296858534827628530496329220096.0f));  // 2^112
-  const auto special = hn::IfThenElseZero(hn::Gt(magnitude, hn::Set(du, 0x7bffu)),
-                                          hn::Set(du, 0x7f800000u));
+  const auto special =
+      hn::IfThenElseZero(hn::Gt(magnitude, hn::Set(du, 0x7bffu)), hn::Set(du, 0x7f800000u));
   return hn::BitCast(d, hn::Or(hn::Or(hn::BitCast(du, scaled), special), sign));
 #endif
 }
@@ -91,8 +91,8 @@ HWY_INLINE void store_fp16(FloatVec value, uint16_t* p) {
   const auto magnitude = hn::And(bits, hn::Set(du, 0x7fffffffu));
   const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000u));
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
-  const auto normal = hn::ShiftRight<13>(hn::Sub(
-      hn::Add(hn::Add(magnitude, hn::Set(du, 0xfffu)), odd), hn::Set(du, 0x38000000u)));
+  const auto normal = hn::ShiftRight<13>(
+      hn::Sub(hn::Add(hn::Add(magnitude, hn::Set(du, 0xfffu)), odd), hn::Set(du, 0x38000000u)));
   const auto shifted = hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f));
   const auto subnormal = hn::Sub(hn::BitCast(du, shifted), hn::Set(du, 0x3f000000u));
   const auto small = hn::Lt(hn::BitCast(di, magnitude), hn::Set(di, 0x38800000));
@@ -155,12 +155,8 @@ HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> sum_four(FloatVec a, FloatVec b, Floa
   return sum_to_block(d, hn::Add(hn::BitCast(d, low), hn::BitCast(d, high)));
 }
 
-HWY_INLINE float sum_of_lanes(FloatVec v) {
-  return hn::GetLane(hn::SumOfLanes(FloatTag(), v));
-}
-HWY_INLINE float max_of_lanes(FloatVec v) {
-  return hn::GetLane(hn::MaxOfLanes(FloatTag(), v));
-}
+HWY_INLINE float sum_of_lanes(FloatVec v) { return hn::GetLane(hn::SumOfLanes(FloatTag(), v)); }
+HWY_INLINE float max_of_lanes(FloatVec v) { return hn::GetLane(hn::MaxOfLanes(FloatTag(), v)); }
 
 }  // namespace leapquant::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -59,8 +59,8 @@ HWY_INLINE void unpack_6(const uint8_t* packed, int8_t* codes) {
   const hn::RebindToSigned<Bytes16> di;
   alignas(16) static constexpr uint8_t kSpread[16] = {0, 1, 2, 0x80, 3, 4,  5,  0x80,
                                                       6, 7, 8, 0x80, 9, 10, 11, 0x80};
-  const auto words = hn::BitCast(
-      dw, hn::TableLookupBytesOr0(hn::LoadU(d, packed), hn::Load(d, kSpread)));
+  const auto words =
+      hn::BitCast(dw, hn::TableLookupBytesOr0(hn::LoadU(d, packed), hn::Load(d, kSpread)));
   const auto field0 = hn::And(words, hn::Set(dw, 0x3fu));
   const auto field1 = hn::And(hn::ShiftLeft<2>(words), hn::Set(dw, 0x3f00u));
   const auto field2 = hn::And(hn::ShiftLeft<4>(words), hn::Set(dw, 0x3f0000u));
@@ -69,8 +69,9 @@ HWY_INLINE void unpack_6(const uint8_t* packed, int8_t* codes) {
   hn::StoreU(hn::BitCast(di, hn::Sub(stored, hn::Set(d, uint8_t{32}))), di, codes);
 }
 
-// codes [count rounded up to 32]: what lies past count is undefined. Six-bit rows are read four bytes
-// past their end, which lie inside the boundary state since the value scales follow the payload.
+// codes [count rounded up to 32]: what lies past count is undefined. Six-bit rows are read four
+// bytes past their end, which lie inside the boundary state since the value scales follow the
+// payload.
 inline void unpack_row(const uint8_t* packed, int32_t count, int32_t bits, int8_t* codes) {
   int32_t done = 0;
   switch (bits) {
@@ -100,11 +101,11 @@ inline void pack_row(const int8_t* codes, int32_t count, int32_t bits, uint8_t* 
   }
   if (bits == 6) {
     const Words4 dw;
-    alignas(16) static constexpr uint8_t kGather[16] = {0, 1,  2,  4,  5,    6,    8,    9,
+    alignas(16) static constexpr uint8_t kGather[16] = {0,  1,  2,  4,  5,    6,    8,    9,
                                                         10, 12, 13, 14, 0x80, 0x80, 0x80, 0x80};
     for (; done + 16 <= count; done += 16) {
-      const auto stored = hn::Add(hn::BitCast(d, hn::LoadU(di, codes + done)),
-                                  hn::Set(d, uint8_t{32}));
+      const auto stored =
+          hn::Add(hn::BitCast(d, hn::LoadU(di, codes + done)), hn::Set(d, uint8_t{32}));
       const auto words = hn::BitCast(dw, stored);
       const auto field0 = hn::And(words, hn::Set(dw, 0x3fu));
       const auto field1 = hn::ShiftRight<2>(hn::And(words, hn::Set(dw, 0x3f00u)));
@@ -125,11 +126,11 @@ inline void pack_row(const int8_t* codes, int32_t count, int32_t bits, uint8_t* 
     const hn::FixedTag<uint8_t, 8> half;
     const hn::RebindToSigned<decltype(d16)> di16;
     for (; done + 16 <= count; done += 16) {
-      const auto stored = hn::Add(hn::BitCast(d, hn::LoadU(di, codes + done)),
-                                  hn::Set(d, uint8_t{8}));
+      const auto stored =
+          hn::Add(hn::BitCast(d, hn::LoadU(di, codes + done)), hn::Set(d, uint8_t{8}));
       const auto words = hn::BitCast(d16, stored);
-      const auto joined = hn::And(hn::Or(words, hn::ShiftRight<4>(words)),
-                                  hn::Set(d16, uint16_t{0xff}));
+      const auto joined =
+          hn::And(hn::Or(words, hn::ShiftRight<4>(words)), hn::Set(d16, uint16_t{0xff}));
       hn::StoreU(hn::DemoteTo(half, hn::BitCast(di16, joined)), half, packed + done / 2);
     }
   }

@@ -78,20 +78,22 @@ inline void update_rows(const float* HWY_RESTRICT left, int32_t left_stride,
   if (vectors == 1) update_block<1>(left, left_stride, right, count, stride, rows);
 }
 
-// keys[c][i] = sum_j state[i][j] values[c][j] for kCount vectors c, four rows at a time.
-template <int32_t kCount>
+// keys[c][i] = sum_j state[i][j] values[c][j] for kCount vectors c and k_dim rows, kRows at a time:
+// four rows by up to three vectors, or two by four.
+template <int32_t kRows, int32_t kCount>
 HWY_INLINE void times_group(const float* HWY_RESTRICT state, int32_t k_dim, int32_t stride,
                             const float* HWY_RESTRICT values, int32_t key_stride,
                             float* HWY_RESTRICT keys) {
+  static_assert(kRows == 4 || (kRows == 2 && kCount % 2 == 0));
   const FloatTag d;
   const hn::FixedTag<float, 4> block;
-  for (int32_t i = 0; i < k_dim; i += 4) {
+  for (int32_t i = 0; i < k_dim; i += kRows) {
     const float* row = state + static_cast<int64_t>(i) * stride;
     const float* value = values;
-    FloatVec sum[kCount][4];
+    FloatVec sum[kCount][kRows];
     HWY_UNROLL(4)
     for (int32_t c = 0; c < kCount; ++c) {
-      for (int32_t r = 0; r < 4; ++r) sum[c][r] = hn::Zero(d);
+      for (int32_t r = 0; r < kRows; ++r) sum[c][r] = hn::Zero(d);
     }
     LEAPQUANT_CPU_UNROLL_TWICE
     for (int32_t j = 0; j < stride; j += kLanes) {
@@ -101,7 +103,7 @@ HWY_INLINE void times_group(const float* HWY_RESTRICT state, int32_t k_dim, int3
         u[c] = in_register(hn::Load(d, value + c * stride));
       }
       HWY_UNROLL(4)
-      for (int32_t r = 0; r < 4; ++r) {
+      for (int32_t r = 0; r < kRows; ++r) {
         const auto x = in_register(hn::Load(d, row + r * stride));
         HWY_UNROLL(4)
         for (int32_t c = 0; c < kCount; ++c) sum[c][r] = hn::MulAdd(x, u[c], sum[c][r]);
@@ -109,44 +111,50 @@ HWY_INLINE void times_group(const float* HWY_RESTRICT state, int32_t k_dim, int3
       row += kLanes;
       value += kLanes;
     }
-    HWY_UNROLL(4)
-    for (int32_t c = 0; c < kCount; ++c) {
-      hn::Store(sum_four(sum[c][0], sum[c][1], sum[c][2], sum[c][3]), block,
-                keys + c * key_stride + i);
+    if constexpr (kRows == 4) {
+      HWY_UNROLL(4)
+      for (int32_t c = 0; c < kCount; ++c) {
+        hn::Store(sum_four(sum[c][0], sum[c][1], sum[c][2], sum[c][3]), block,
+                  keys + c * key_stride + i);
+      }
+    } else {
+      const hn::FixedTag<float, 2> pair;
+      HWY_UNROLL(2)
+      for (int32_t c = 0; c < kCount; c += 2) {
+        const auto four = sum_four(sum[c][0], sum[c][1], sum[c + 1][0], sum[c + 1][1]);
+        hn::StoreU(hn::LowerHalf(pair, four), pair, keys + c * key_stride + i);
+        hn::StoreU(hn::UpperHalf(pair, four), pair, keys + (c + 1) * key_stride + i);
+      }
     }
   }
 }
 
 // values[c][j] = sum_i state[i][j] keys[c][i] for kCount vectors c.
-template <int32_t kCount>
+template <int32_t kCount, int32_t kVectors>
 HWY_INLINE void transposed_group(const float* HWY_RESTRICT state, int32_t k_dim, int32_t stride,
                                  const float* HWY_RESTRICT keys, int32_t key_stride,
                                  float* HWY_RESTRICT values) {
   const FloatTag d;
-  constexpr int32_t kVectors = kLanes >= 16 ? 1 : 2;
-  for (int32_t j = 0; j < stride; j += kVectors * kLanes) {
-    FloatVec sum[kCount][kVectors];
+  FloatVec sum[kCount][kVectors];
+  HWY_UNROLL(8)
+  for (int32_t c = 0; c < kCount; ++c) {
+    for (int32_t v = 0; v < kVectors; ++v) sum[c][v] = hn::Zero(d);
+  }
+  LEAPQUANT_CPU_UNROLL_TWICE
+  for (int32_t i = 0; i < k_dim; ++i) {
+    FloatVec x[kVectors];
+    for (int32_t v = 0; v < kVectors; ++v) x[v] = in_register(hn::Load(d, state + v * kLanes));
     HWY_UNROLL(8)
     for (int32_t c = 0; c < kCount; ++c) {
-      for (int32_t v = 0; v < kVectors; ++v) sum[c][v] = hn::Zero(d);
+      const auto k = hn::Set(d, keys[c * key_stride + i]);
+      for (int32_t v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(k, x[v], sum[c][v]);
     }
-    const float* row = state + j;
-    LEAPQUANT_CPU_UNROLL_TWICE
-    for (int32_t i = 0; i < k_dim; ++i) {
-      FloatVec x[kVectors];
-      for (int32_t v = 0; v < kVectors; ++v) x[v] = in_register(hn::Load(d, row + v * kLanes));
-      HWY_UNROLL(8)
-      for (int32_t c = 0; c < kCount; ++c) {
-        const auto k = hn::Set(d, keys[c * key_stride + i]);
-        for (int32_t v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(k, x[v], sum[c][v]);
-      }
-      row += stride;
-    }
-    HWY_UNROLL(8)
-    for (int32_t c = 0; c < kCount; ++c) {
-      for (int32_t v = 0; v < kVectors; ++v) {
-        hn::Store(sum[c][v], d, values + c * stride + j + v * kLanes);
-      }
+    state += stride;
+  }
+  HWY_UNROLL(8)
+  for (int32_t c = 0; c < kCount; ++c) {
+    for (int32_t v = 0; v < kVectors; ++v) {
+      hn::Store(sum[c][v], d, values + c * stride + v * kLanes);
     }
   }
 }
@@ -172,6 +180,8 @@ HWY_INLINE void for_groups(int32_t rank, const Kernel& kernel) {
       default:
         if constexpr (kMost > 3) {
           if (last - first == 4) kernel(first, std::integral_constant<int32_t, 4>());
+        }
+        if constexpr (kMost > 4) {
           if (last - first == 5) kernel(first, std::integral_constant<int32_t, 5>());
         }
     }
@@ -179,24 +189,56 @@ HWY_INLINE void for_groups(int32_t rank, const Kernel& kernel) {
   }
 }
 
+// Rows of the state that stay in the first cache level while all vectors pass over them.
+inline constexpr int32_t kRowBlock = 16;
+
 // keys [rank][padded(K)] = state values, values [rank][stride].
 inline void state_times(const float* state, int32_t k_dim, int32_t stride, const float* values,
                         int32_t rank, float* keys) {
   const int32_t key_stride = padded(k_dim);
-  for_groups<3>(rank, [&](int32_t first, auto size) {
-    times_group<decltype(size)::value>(state, k_dim, stride, values + first * stride, key_stride,
-                                       keys + first * key_stride);
+  for (int32_t i = 0; i < k_dim; i += kRowBlock) {
+    const int32_t rows = k_dim - i < kRowBlock ? k_dim - i : kRowBlock;
+    const float* part = state + static_cast<int64_t>(i) * stride;
+    if (rank % 4 == 0) {
+      for (int32_t c = 0; c < rank; c += 4) {
+        times_group<2, 4>(part, rows, stride, values + c * stride, key_stride,
+                          keys + c * key_stride + i);
+      }
+      continue;
+    }
+    for_groups<3>(rank, [&](int32_t first, auto size) {
+      times_group<4, decltype(size)::value>(part, rows, stride, values + first * stride, key_stride,
+                                            keys + first * key_stride + i);
+    });
+  }
+}
+
+// kVectors vectors of columns of transposed_times.
+template <int32_t kVectors>
+HWY_INLINE void transposed_columns(const float* state, int32_t k_dim, int32_t stride,
+                                   const float* keys, int32_t rank, float* values) {
+  const int32_t key_stride = padded(k_dim);
+  constexpr int32_t kMost = kVectors == 3 ? 4 : 5;
+  for_groups<kMost>(rank, [&](int32_t first, auto size) {
+    transposed_group<decltype(size)::value, kVectors>(
+        state, k_dim, stride, keys + first * key_stride, key_stride, values + first * stride);
   });
 }
 
-// values [rank][stride] = state^T keys.
+// values [rank][stride] = state^T keys. Columns outside: their part of the state stays in the first
+// cache level.
 inline void transposed_times(const float* state, int32_t k_dim, int32_t stride, const float* keys,
                              int32_t rank, float* values) {
-  const int32_t key_stride = padded(k_dim);
-  for_groups<5>(rank, [&](int32_t first, auto size) {
-    transposed_group<decltype(size)::value>(state, k_dim, stride, keys + first * key_stride,
-                                            key_stride, values + first * stride);
-  });
+  int32_t j = 0;
+  int32_t vectors = stride / kLanes;
+  // Three by four where the rank divides by four, else two by five.
+  for (; rank % 4 == 0 && (vectors > 4 || vectors == 3); vectors -= 3, j += 3 * kLanes) {
+    transposed_columns<3>(state + j, k_dim, stride, keys, rank, values + j);
+  }
+  for (; vectors >= 2; vectors -= 2, j += 2 * kLanes) {
+    transposed_columns<2>(state + j, k_dim, stride, keys, rank, values + j);
+  }
+  if (vectors == 1) transposed_columns<1>(state + j, k_dim, stride, keys, rank, values + j);
 }
 
 }  // namespace leapquant::cpu::HWY_NAMESPACE

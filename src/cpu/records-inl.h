@@ -24,16 +24,15 @@ HWY_BEFORE_NAMESPACE();
 namespace leapquant::cpu::HWY_NAMESPACE {
 
 // Log decay of a token; none, constant or scalar.
-HWY_INLINE float stored_scalar_decay(const Layout& layout, const WindowView& window,
-                                     int32_t v_head, int32_t token) {
+HWY_INLINE float stored_scalar_decay(const Layout& layout, const WindowView& window, int32_t v_head,
+                                     int32_t token) {
   if (layout.shape.decay == LEAPQUANT_DECAY_SCALAR) {
     float value;
     std::memcpy(&value, window.log_decays + int64_t{4} * (token % layout.window.ring_tokens), 4);
     return value;
   }
-  return layout.shape.decay == LEAPQUANT_DECAY_CONSTANT
-             ? layout.decays[static_cast<size_t>(v_head)]
-             : 0.0f;
+  return layout.shape.decay == LEAPQUANT_DECAY_CONSTANT ? layout.decays[static_cast<size_t>(v_head)]
+                                                        : 0.0f;
 }
 
 // Log decays of a token by channel, row [padded(K)], zeros past K.

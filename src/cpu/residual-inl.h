@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The residual codec: the same bytes on every target. Nothing here may contract a product and a sum,
-// divide by multiplying, or add in another order.
+// The residual codec: the same bytes on every target. Nothing here may contract a product and a
+// sum, divide by multiplying, or add in another order.
 #include "hwy/highway.h"
 
 #if defined(LEAPQUANT_CPU_RESIDUAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -133,8 +133,8 @@ inline uint32_t encode_smoothing(const BoundaryLayout& layout, float* c, std::by
   return flags;
 }
 
-// From column magnitudes `largest` [stride] the stored value scales; inverse [stride] gets Q / B and
-// step [stride] B / Q, both 0 for a zero column.
+// From column magnitudes `largest` [stride] the stored value scales; inverse [stride] gets Q / B
+// and step [stride] B / Q, both 0 for a zero column.
 inline uint32_t encode_value_scales(const BoundaryLayout& layout, const float* largest,
                                     float* inverse, float* step, std::byte* boundary) {
   const FloatTag d;
@@ -162,8 +162,8 @@ inline uint32_t encode_value_scales(const BoundaryLayout& layout, const float* l
       const auto bounded = hn::Min(b, limit);
       store_fp16(bounded, half + j);
       // One step up where rounding went down: masks are -1 as integers.
-      const auto below = hn::VecFromMask(Int32Tag(), hn::RebindMask(Int32Tag(), hn::Lt(
-                                                         load_fp16(half + j), bounded)));
+      const auto below = hn::VecFromMask(
+          Int32Tag(), hn::RebindMask(Int32Tag(), hn::Lt(load_fp16(half + j), bounded)));
       const auto stored = hn::PromoteTo(Int32Tag(), hn::LoadU(dh, half + j));
       hn::StoreU(hn::DemoteTo(dh, hn::Sub(stored, below)), dh, half + j);
       hn::Store(load_fp16(half + j), d, scale + j);
@@ -231,7 +231,8 @@ HWY_INLINE void store_codes(const hn::Vec<Int32Tag>* code, int8_t* to) {
 #endif
 }
 
-// Codes of one row x [stride] of the smoothed residual; returns the sum of squared misses. kCareful: NaN gives code 0 and clears *is_number.
+// Codes of one row x [stride] of the smoothed residual; returns the sum of squared misses.
+// kCareful: NaN gives code 0 and clears *is_number.
 template <bool kHalf, bool kCareful>
 HWY_INLINE float quantise_row(const float* row, int32_t stride, const float* inverse,
                               const float* step, float q, int8_t* codes, FloatMask* is_number) {
@@ -271,7 +272,8 @@ HWY_INLINE float quantise_row(const float* row, int32_t stride, const float* inv
 }
 
 // Encodes residual [K][stride] (consumed). c [padded(K)] holds the rows' magnitudes when the format
-// smooths. columns [4][padded(V)] is scratch. error may be null; `scale` keeps its squares in range.
+// smooths. columns [4][padded(V)] is scratch. error may be null; `scale` keeps its squares in
+// range.
 inline uint32_t encode_residual_rows(const BoundaryLayout& layout, float* c, float* residual,
                                      float* columns, float scale, std::byte* boundary,
                                      ResidualError* error) {
@@ -307,13 +309,10 @@ inline uint32_t encode_residual_rows(const BoundaryLayout& layout, float* c, flo
     float sum;
     if (careful) {
       sum = half ? quantise_row<true, true>(row, stride, inverse, step, q, codes, &is_number)
-                 : quantise_row<false, true>(row, stride, inverse, step, q, codes,
-                                                   &is_number);
+                 : quantise_row<false, true>(row, stride, inverse, step, q, codes, &is_number);
     } else {
-      sum = half ? quantise_row<true, false>(row, stride, inverse, step, q, codes,
-                                                   &is_number)
-                 : quantise_row<false, false>(row, stride, inverse, step, q, codes,
-                                                    &is_number);
+      sum = half ? quantise_row<true, false>(row, stride, inverse, step, q, codes, &is_number)
+                 : quantise_row<false, false>(row, stride, inverse, step, q, codes, &is_number);
     }
     const double weight = static_cast<double>(smooth ? c[i] : 1.0f) * scale;
     // A square past the FP32 range comes from a scale that saturated: the row is lost.
@@ -336,8 +335,8 @@ inline void decode_scales(const BoundaryLayout& layout, const std::byte* boundar
   const auto q = hn::Set(d, static_cast<float>(layout.q_max));
   if (layout.format.value_scale_type == LEAPQUANT_FP16) {
     alignas(64) uint16_t spare[256];
-    const uint16_t* half = padded_row(
-        reinterpret_cast<const uint16_t*>(boundary + layout.value_scale), v_dim, spare);
+    const uint16_t* half =
+        padded_row(reinterpret_cast<const uint16_t*>(boundary + layout.value_scale), v_dim, spare);
     for (int32_t j = 0; j < stride; j += kLanes) {
       hn::Store(hn::Div(load_fp16(half + j), q), d, step + j);
     }

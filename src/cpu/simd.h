@@ -7,8 +7,8 @@
 // Every target of the architecture, the portable one too (it is also the oracle of the others).
 #define HWY_COMPILE_ALL_ATTAINABLE
 
-// Highway leaves its portable 128-bit target out before GCC 12.3 for a fault in the vectorisation of
-// high multiplications (GCC 106322), an operation that this folder does not use.
+// Highway leaves its portable 128-bit target out before GCC 12.3 for a fault in the vectorisation
+// of high multiplications (GCC 106322), an operation that this folder does not use.
 #define HWY_BROKEN_EMU128 0
 
 // Left out to keep the library small: machines without SSE4 take the portable target, and vectors

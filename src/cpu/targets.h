@@ -15,16 +15,16 @@ struct Target {
   int64_t bit;
 };
 
-// Targets that are compiled in and that this machine supports, best first; *count receives how many.
-// Static storage; never empty.
+// Targets that are compiled in and that this machine supports, best first; *count receives how
+// many. Static storage; never empty.
 const Target* supported_targets(int32_t* count);
 
 // Name of the chosen target.
 const char* target_name();
 
 // Null when the choice stands; otherwise one sentence: LEAPQUANT_SIMD names something unknown or
-// something that this machine lacks. The backend's accepts() returns UNSUPPORTED with it. Until then
-// the best supported target is used, so nothing ever runs an illegal instruction.
+// something that this machine lacks. The backend's accepts() returns UNSUPPORTED with it. Until
+// then the best supported target is used, so nothing ever runs an illegal instruction.
 const char* target_refusal();
 
 // For tests: chooses a target by name, null for the first choice again. False, and no change, when

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compensator vectors: where one lies in a boundary state, its stored bytes to an FP32 row and back.
+// Compensator vectors: where one lies in a boundary state, its stored bytes to an FP32 row and
+// back.
 #include "hwy/highway.h"
 
 #if defined(LEAPQUANT_CPU_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -101,8 +102,9 @@ inline uint32_t encode_vector(const VectorPlace& place, std::byte* boundary, flo
       hn::Store(load_fp16(half + i), d, row + i);
     }
     std::memcpy(boundary + place.data, half, static_cast<size_t>(place.count) * 2);
-    return hn::AllFalse(d, saturated) ? 0u
-                                      : static_cast<uint32_t>(LEAPQUANT_HEALTH_COMPENSATOR_SATURATED);
+    return hn::AllFalse(d, saturated)
+               ? 0u
+               : static_cast<uint32_t>(LEAPQUANT_HEALTH_COMPENSATOR_SATURATED);
   }
   auto largest = hn::Zero(d);
   for (int32_t i = 0; i < stride; i += kLanes) {
@@ -121,8 +123,8 @@ inline uint32_t encode_vector(const VectorPlace& place, std::byte* boundary, flo
   alignas(64) int8_t codes[256];
   if (half != 0) {
     for (int32_t i = 0; i < stride; i += kLanes) {
-      const auto steps = hn::Sub(hn::Div(hn::Load(d, row + i), hn::Set(d, scale)),
-                                 hn::Set(d, shift));
+      const auto steps =
+          hn::Sub(hn::Div(hn::Load(d, row + i), hn::Set(d, scale)), hn::Set(d, shift));
       const auto bounded = hn::Min(hn::Max(steps, hn::Set(d, low)), hn::Set(d, high));
       const auto code = nearest_int(bounded);
       hn::StoreU(hn::DemoteTo(ByteTag(), code), ByteTag(), codes + i);
@@ -134,8 +136,7 @@ inline uint32_t encode_vector(const VectorPlace& place, std::byte* boundary, flo
     for (int32_t i = 0; i < stride; i += kLanes) hn::Store(hn::Zero(d), d, row + i);
   }
   for (int32_t i = place.count; i < stride; ++i) row[i] = 0.0f;
-  pack_row(codes, place.count, place.bits,
-           reinterpret_cast<uint8_t*>(boundary + place.data));
+  pack_row(codes, place.count, place.bits, reinterpret_cast<uint8_t*>(boundary + place.data));
   return saturated ? static_cast<uint32_t>(LEAPQUANT_HEALTH_COMPENSATOR_SATURATED) : 0u;
 }
 
