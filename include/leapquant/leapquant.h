@@ -369,14 +369,14 @@ typedef struct leapquant_inputs {
   int32_t gate;               /* leapquant_gate: what log_decay holds */
   /* The parameters a_log, dt_bias, bonus and skip are finite (a_log may be -inf); the CPU refuses
      a call with others. */
-  const float* a_log;         /* [HV]; softplus and bounded */
-  const float* dt_bias;       /* [HV] scalar decay, [HV, K] vector decay; null: 0 */
-  float lower_bound;          /* bounded gate: < 0, usually -5 */
-  int32_t beta_kind;          /* leapquant_beta */
-  float beta_scale;           /* sigmoid only: 1, or 2 with negative eigenvalues; 0 means 1 */
-  int32_t qk_l2norm;          /* 1: q, k and read_key are divided by sqrt(sum x^2 + l2norm_eps) */
-  float l2norm_eps;           /* 0 means 1e-6 */
-  float q_scale;              /* multiplied onto q after normalisation; 0 means 1 */
+  const float* a_log;   /* [HV]; softplus and bounded */
+  const float* dt_bias; /* [HV] scalar decay, [HV, K] vector decay; null: 0 */
+  float lower_bound;    /* bounded gate: < 0, usually -5 */
+  int32_t beta_kind;    /* leapquant_beta */
+  float beta_scale;     /* sigmoid only: 1, or 2 with negative eigenvalues; 0 means 1 */
+  int32_t qk_l2norm;    /* 1: q, k and read_key are divided by sqrt(sum x^2 + l2norm_eps) */
+  float l2norm_eps;     /* 0 means 1e-6 */
+  float q_scale;        /* multiplied onto q after normalisation; 0 means 1 */
   /* Output hooks for what lies outside the general form. */
   int32_t read_before_update; /* 1: o = S_before^T q, decay and update not applied (RWKV6) */
   const float* bonus;         /* [HV, K] or null: o += <q . bonus, k_0> v_0 (RWKV6) */
