@@ -50,6 +50,8 @@ struct Item {
   PromptResult result;
 };
 
+constexpr std::size_t kPrefilledAtOnce = 8;
+
 class Evaluator {
  public:
   Evaluator(const runtime::Model& model, const runtime::Tokenizer& tokenizer,
@@ -63,14 +65,17 @@ class Evaluator {
   bool run_file(const TaskFile& file, std::vector<EvaluationRow>& rows) {
     count_work(file);
     for (std::size_t begin = 0; begin < file.tasks.size();) {
-      if (options_.cancel != nullptr && *options_.cancel) return false;
+      if (cancelled()) return false;
       begin += run_group(file, begin);
     }
+    if (cancelled()) return false;
     for (const runtime::StateFormat& state : options_.states) rows.push_back(row(file, state));
     return true;
   }
 
  private:
+  bool cancelled() const { return options_.cancel != nullptr && *options_.cancel; }
+
   std::size_t vocab() const { return static_cast<std::size_t>(model_.config().vocab_size); }
 
   PromptResult key(const TaskFile& file, const Task& task,
@@ -128,7 +133,6 @@ class Evaluator {
     if (!any) return count;
     if (options_.divergence) fill_references(items);
     for (const runtime::StateFormat& state : options_.states) {
-      if (options_.cancel != nullptr && *options_.cancel) return count;
       std::vector<Item*> pending;
       for (Item& item : items) {
         if (is_done(file, *item.task, state)) continue;
@@ -138,6 +142,7 @@ class Evaluator {
       }
       // A batch may hold fewer sequences than asked for when memory is short.
       for (std::span<Item*> rest(pending); !rest.empty();) {
+        if (cancelled()) return count;
         rest = rest.subspan(run_batch(file, state, rest));
       }
     }
@@ -163,6 +168,7 @@ class Evaluator {
     const auto batch = make_batch(runtime::resolve_state(fp32, model_.config()), 1);
     std::vector<float> logits;
     for (Item& item : items) {
+      if (cancelled()) return;
       std::vector<runtime::TokenId> tokens = item.prompt;
       tokens.insert(tokens.end(), item.answer.begin(), item.answer.end());
       const auto length = static_cast<std::int64_t>(tokens.size());
@@ -182,6 +188,7 @@ class Evaluator {
     return static_cast<std::int64_t>(item.answer.size()) + options_.extra_tokens;
   }
 
+  // Runs and logs the items that fit at once; returns their number. A cancelled batch logs nothing.
   std::size_t run_batch(const TaskFile& file, const runtime::StateFormat& state,
                         std::span<Item*> items) {
     const auto batch = make_batch(state, items.size());
@@ -199,7 +206,8 @@ class Evaluator {
     const std::span<Item*> group = items.first(opened);
     follow_answers(file, state, *batch, group);
     for (Item* item : group) batch->close(item->sequence);
-    generate_others(file, state, *batch, group);
+    if (!cancelled()) generate_others(file, state, *batch, group);
+    if (cancelled()) return opened;
     std::vector<PromptResult> results;
     for (const Item* item : group) results.push_back(item->result);
     log_.append(results);
@@ -227,9 +235,15 @@ class Evaluator {
     std::vector<runtime::Feed> feeds;
     for (const Item* item : items) feeds.push_back({item->sequence, item->prompt});
     std::vector<float> logits(items.size() * vocab());
-    batch.prefill(feeds, logits);
+    // A few prompts per call, so that a cancellation need not wait for all.
+    for (std::size_t i = 0; i < feeds.size(); i += kPrefilledAtOnce) {
+      if (cancelled()) return;
+      const std::size_t count = std::min(kPrefilledAtOnce, feeds.size() - i);
+      batch.prefill(std::span(feeds).subspan(i, count),
+                    std::span(logits).subspan(i * vocab(), count * vocab()));
+    }
     std::vector<Item*> active(items.begin(), items.end());
-    for (std::size_t step = 0;; ++step) {
+    for (std::size_t step = 0; !cancelled(); ++step) {
       std::vector<Item*> next;
       for (std::size_t i = 0; i < active.size(); ++i) {
         Item& item = *active[i];
@@ -276,8 +290,11 @@ class Evaluator {
     if (others.empty()) return;
     runtime::GenerateEvents events;
     events.progress = [&](std::int64_t, std::size_t) { report(file, state, 0); };
+    runtime::GenerateOptions options;
+    options.cancel = options_.cancel;
     runtime::GenerateStatistics statistics;
-    const auto completions = runtime::generate(batch, tokenizer_, prompts, {}, events, &statistics);
+    const auto completions =
+        runtime::generate(batch, tokenizer_, prompts, options, events, &statistics);
     for (std::size_t i = 0; i < others.size(); ++i) {
       PromptResult& result = others[i]->result;
       result.right = completions[i].reason != runtime::FinishReason::kFault &&

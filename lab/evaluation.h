@@ -27,7 +27,7 @@ struct EvaluationOptions {
   std::int32_t batch = 64;                    // prompts at a time
   bool divergence = true;                     // measure mean_kl
   std::int64_t extra_tokens = 16;             // generated past the answer's length before giving up
-  const std::atomic<bool>* cancel = nullptr;  // checked between batches
+  const std::atomic<bool>* cancel = nullptr;  // checked after every step
   // Tokens decoded so far of `label` ("int8 medium/add"), and how many there will be at most.
   std::function<void(std::string_view label, std::int64_t done, std::int64_t total)> progress;
 };
@@ -57,7 +57,8 @@ std::string state_name(const runtime::StateFormat& format);
 std::string_view policy_name(const runtime::StateFormat& format);
 
 // Evaluates what the log does not hold yet; rows of finished files in the order files x states.
-// Stops early, with the rows that are complete, when *cancel becomes true. Throws runtime::Error.
+// Stops within a step, with the rows of the files that are complete, when *cancel becomes true; a
+// batch that was under way leaves nothing in the log. Throws runtime::Error.
 //
 // A prompt is right when greedy generation gives the answer, as tasks.h compares. Feeding the
 // answer and predicting each of its tokens and then the end is the same as generating it, bit by
