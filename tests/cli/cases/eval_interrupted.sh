@@ -5,7 +5,8 @@
 # exit: 1
 # stderr: *leapquant: Interrupted; call the same command again to continue.
 set -m # jobs of a script ignore Ctrl-C without
-"$tool" eval --model "$model" --tasks "$model/tasks/medium" --state int8 --csv r.csv --no-kl --quiet &
+"$tool" eval --model "$model" --tasks "$model/tasks/medium" --state int8 --csv r.csv \
+  --no-kl --quiet &
 until [[ -s r.csv ]]; do sleep 0.2; done
 sleep 2
 kill -INT $!
