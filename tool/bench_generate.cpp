@@ -16,6 +16,7 @@
 #include "tool/byte_size.h"
 #include "tool/console.h"
 #include "tool/loaded_model.h"
+#include "tool/option_checks.h"
 #include "tool/state_arguments.h"
 #include "tool/table.h"
 
@@ -138,7 +139,7 @@ void add_bench_generate(CLI::App& bench, Verbs& verbs) {
   add_model_options(*verb, arguments->model, arguments->threads);
   arguments->state.add_to(*verb, "fp32,bf16,int8,int8+,int4+", true);
   verb->add_option("--tokens", arguments->tokens, "tokens to generate per format")
-      ->check(CLI::Range(std::int64_t{16}, std::int64_t{1} << 20))
+      ->check(whole_number(16, std::int64_t{1} << 20))
       ->capture_default_str();
   verb->add_flag("--json", arguments->json, "one JSON line per format");
   verb->footer("Example: leapquant bench generate --model models/gdn-16m");

@@ -4,6 +4,7 @@
 #include "tool/loaded_model.h"
 
 #include "runtime/error.h"
+#include "tool/option_checks.h"
 
 namespace leapquant::tool {
 
@@ -27,7 +28,7 @@ void add_model_options(CLI::App& app, std::string& model, std::int32_t& threads)
 
 void add_threads_option(CLI::App& app, std::int32_t& threads) {
   app.add_option("--threads", threads, "threads; 0: all cores")
-      ->check(CLI::Range(0, 1024))
+      ->check(whole_number(0, 1024))
       ->capture_default_str();
 }
 

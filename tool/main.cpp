@@ -11,6 +11,7 @@
 #include "leapquant/leapquant.h"
 #include "runtime/error.h"
 #include "tool/console.h"
+#include "tool/option_checks.h"
 #include "tool/verb.h"
 
 namespace leapquant::tool {
@@ -54,11 +55,12 @@ int run(int count, char** arguments) {
   add_bench(app, verbs);
   try {
     app.parse(count, arguments);
+    refuse_empty_values(app);
   } catch (const CLI::CallForAllHelp&) {
     print(app.help("", CLI::AppFormatMode::All));
     return kDone;
   } catch (const CLI::CallForHelp&) {
-    print(deepest(app).help());
+    print(app.help());
     return kDone;
   } catch (const CLI::CallForVersion& version) {
     print(std::string(version.what()) + "\n");

@@ -5,6 +5,7 @@
 
 #include "leapquant/leapquant.h"
 #include "runtime/error.h"
+#include "tool/option_checks.h"
 #include "tool/verb.h"
 
 namespace leapquant::tool {
@@ -23,10 +24,10 @@ void StateArguments::add_to(CLI::App& app, const std::string& default_state, boo
                  "compensators and smoothing (default: fp32 and bf16 step, others window)")
       ->check(CLI::IsMember({"window", "step"}));
   window_option_ =
-      app.add_option("--window", window_, "tokens per window")->check(CLI::Range(1, 64));
+      app.add_option("--window", window_, "tokens per window")->check(whole_number(1, 64));
   rank_option_ =
       app.add_option("--rank", rank_, "compensators, where they are FP16 (int8, int6, int4)")
-          ->check(CLI::Range(0, 32));
+          ->check(whole_number(0, 32));
   app.add_flag("--no-smoothing", no_smoothing_, "no smoothing factor per key row");
   stagger_option_ = app.add_flag("--stagger,!--no-stagger", stagger_,
                                  "spread the ends of the windows over the key heads");

@@ -19,6 +19,7 @@
 #include "tool/byte_size.h"
 #include "tool/console.h"
 #include "tool/interrupt.h"
+#include "tool/option_checks.h"
 #include "tool/state_arguments.h"
 #include "tool/table.h"
 #include "tool/verb.h"
@@ -265,16 +266,20 @@ void add_bench(CLI::App& app, Verbs& verbs) {
   verb->require_subcommand(0, 1);
   verb->add_option("--state", arguments->state, "formats, separated by commas")
       ->capture_default_str();
-  verb->add_option("--k-heads", arguments->k_heads, "key heads")->capture_default_str();
-  verb->add_option("--v-heads", arguments->v_heads, "value heads")->capture_default_str();
+  verb->add_option("--k-heads", arguments->k_heads, "key heads")
+      ->check(whole_number(1, 256))
+      ->capture_default_str();
+  verb->add_option("--v-heads", arguments->v_heads, "value heads")
+      ->check(whole_number(1, 256))
+      ->capture_default_str();
   verb->add_option("--pool", arguments->pool,
                    "bytes of states per format (default: four times the last-level cache)");
   verb->add_option("--threads", arguments->threads, "thread counts (default: 1 and all cores)")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::Range(1, 1024));
+      ->check(whole_number(1, 1024));
   verb->add_option("--rounds", arguments->rounds, "windows per format that count")
-      ->check(CLI::Range(1, 1000))
+      ->check(whole_number(1, 1000))
       ->capture_default_str();
   verb->add_flag("--json", arguments->json, "one JSON line per row");
   verb->add_flag("--quiet", arguments->quiet, "no progress on standard error");

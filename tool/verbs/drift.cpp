@@ -18,6 +18,7 @@
 #include "tool/byte_size.h"
 #include "tool/console.h"
 #include "tool/loaded_model.h"
+#include "tool/option_checks.h"
 #include "tool/state_arguments.h"
 #include "tool/table.h"
 #include "tool/verb.h"
@@ -290,7 +291,7 @@ void add_drift(CLI::App& app, Verbs& verbs) {
                    "task file or folder, one sequence of prompts and answers; may be repeated")
       ->allow_extra_args(false);
   verb->add_option("--tokens", arguments->tokens, "tokens of each sequence; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostCounted))
       ->capture_default_str();
   verb->add_flag("--concatenate", arguments->concatenate,
                  "join all texts and tasks, in turn and as often as needed, to one sequence of "
@@ -298,20 +299,20 @@ void add_drift(CLI::App& app, Verbs& verbs) {
   verb->add_option("--segment", arguments->segment,
                    "the model records so many tokens from an empty context, then begins anew; the "
                    "replayed states run on")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->check(whole_number(1, std::int64_t{1} << 30))
       ->capture_default_str();
   verb->add_option("--from", arguments->from, "first token of the output error")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostCounted))
       ->capture_default_str();
   verb->add_option("--to", arguments->to, "end of the output error, not included")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostCounted))
       ->capture_default_str();
   verb->add_option("--every", arguments->every, "tokens per step of the course over positions")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->check(whole_number(1, std::int64_t{1} << 30))
       ->capture_default_str();
   verb->add_option("--divergence", arguments->divergence,
                    "a token diverges when its output is off by this share")
-      ->check(CLI::PositiveNumber)
+      ->check(number(0, Least::kExcluded, 1e6))
       ->capture_default_str();
   arguments->state.add_to(*verb, "int8", true);
   add_threads_option(*verb, arguments->threads);

@@ -14,6 +14,7 @@
 #include "tool/console.h"
 #include "tool/interrupt.h"
 #include "tool/loaded_model.h"
+#include "tool/option_checks.h"
 #include "tool/state_arguments.h"
 #include "tool/table.h"
 #include "tool/verb.h"
@@ -159,11 +160,12 @@ void add_eval(CLI::App& app, Verbs& verbs) {
       ->allow_extra_args(false);
   arguments->state.add_to(*verb, "fp32,int8", true);
   verb->add_option("--limit", arguments->limit, "prompts of each file; 0: all")
+      ->check(whole_number(0, kMostCounted))
       ->capture_default_str();
   verb->add_option("--csv", arguments->csv,
                    "results prompt by prompt; an interrupted evaluation continues from it");
   verb->add_option("--batch", arguments->batch, "prompts at a time")
-      ->check(CLI::Range(1, 65536))
+      ->check(whole_number(1, 65536))
       ->capture_default_str();
   verb->add_flag("--no-kl", arguments->no_kl, "do not measure the divergence from an FP32 state");
   verb->add_flag("--json", arguments->json, "one JSON line per tier, task and format");

@@ -3,6 +3,7 @@
 // leapquant generate: completions of prompts with the recurrent state kept in a format.
 #include <fmt/format.h>
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "tool/console.h"
 #include "tool/interrupt.h"
 #include "tool/loaded_model.h"
+#include "tool/option_checks.h"
 #include "tool/prompt_file.h"
 #include "tool/state_arguments.h"
 #include "tool/verb.h"
@@ -178,16 +180,22 @@ runtime::BatchOptions batch_options(const GenerateArguments& arguments, std::siz
   options.kv_type = arguments.kv == "bf16" ? runtime::KvType::kBf16 : runtime::KvType::kFp32;
   if (!arguments.memory.empty()) {
     options.memory_bytes = parse_byte_size(arguments.memory, "--memory");
+    // Zero would mean the default here.
+    if (options.memory_bytes == 0) throw UsageError("--memory must be more than nothing.");
   }
   return options;
 }
 
-// Fails before the work instead of after it.
+// Fails before the work instead of after it, which a pipe or device would, too.
 void require_folder_of(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::absolute(path).parent_path();
   if (!std::filesystem::is_directory(parent) || std::filesystem::is_directory(path)) {
     throw runtime::Error("Cannot save a session as " + runtime::in_quotes(path, 400) +
                          ": the name must be that of a file in a folder that exists.");
+  }
+  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+    throw runtime::Error("Cannot save a session as " + runtime::in_quotes(path, 400) +
+                         ": it is a device, pipe or socket; give the name of a file.");
   }
 }
 
@@ -260,15 +268,22 @@ void run_generate(const GenerateArguments& arguments) {
 
 void add_sampling_options(CLI::App& verb, runtime::SamplingOptions& sampling) {
   verb.add_option("--temperature", sampling.temperature, "0: the most likely token")
+      ->check(number(0, Least::kIncluded, 1000))
       ->capture_default_str();
-  verb.add_option("--top-k", sampling.top_k, "keep the k most likely tokens; 0: all");
-  verb.add_option("--top-p", sampling.top_p, "keep the most likely tokens up to this probability");
-  verb.add_option("--min-p", sampling.min_p, "keep tokens of at least this times the largest");
+  verb.add_option("--top-k", sampling.top_k, "keep the k most likely tokens; 0: all")
+      ->check(whole_number(0, kMostCounted));
+  verb.add_option("--top-p", sampling.top_p, "keep the most likely tokens up to this probability")
+      ->check(number(0, Least::kExcluded, 1));
+  verb.add_option("--min-p", sampling.min_p, "keep tokens of at least this times the largest")
+      ->check(number(0, Least::kIncluded, 1));
   verb.add_option("--repetition-penalty", sampling.repetition_penalty,
-                  "divides logits of tokens seen; 1: none");
+                  "divides logits of tokens seen; 1: none")
+      ->check(number(0, Least::kExcluded, 100));
   verb.add_option("--presence-penalty", sampling.presence_penalty,
-                  "subtracted from logits of tokens generated; 0: none");
-  verb.add_option("--seed", sampling.seed, "of the first prompt; the next ones count up");
+                  "subtracted from logits of tokens generated; 0: none")
+      ->check(number(-2, Least::kIncluded, 2));
+  verb.add_option("--seed", sampling.seed, "of the first prompt; the next ones count up")
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()));
 }
 
 }  // namespace
@@ -283,7 +298,7 @@ void add_generate(CLI::App& app, Verbs& verbs) {
                    "JSONL file of prompts: {\"id\": .., \"prompt\": .., \"max_tokens\": ..}");
   arguments->state.add_to(*verb, "int8", false);
   verb->add_option("--max-tokens", arguments->max_tokens, "most tokens to generate per prompt")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostCounted))
       ->capture_default_str();
   verb->add_option("--stop", arguments->stop, "text that ends a completion; may be repeated")
       ->allow_extra_args(false);
@@ -296,7 +311,7 @@ void add_generate(CLI::App& app, Verbs& verbs) {
   arguments->thinking_option = verb->add_flag("--thinking,!--no-thinking", arguments->thinking,
                                               "let the model think before it answers; with --chat");
   verb->add_option("--batch", arguments->batch, "prompts at a time")
-      ->check(CLI::Range(1, 65536))
+      ->check(whole_number(1, 65536))
       ->capture_default_str();
   verb->add_option("--kv", arguments->kv, "type of the KV cache")
       ->check(CLI::IsMember({"fp32", "bf16"}))

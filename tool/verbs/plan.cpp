@@ -11,6 +11,7 @@
 #include "tool/cache_plan.h"
 #include "tool/console.h"
 #include "tool/model_shapes.h"
+#include "tool/option_checks.h"
 #include "tool/state_arguments.h"
 #include "tool/table.h"
 #include "tool/verb.h"
@@ -133,11 +134,11 @@ void add_plan(CLI::App& app, Verbs& verbs) {
   verb->add_option("--memory", arguments->memory, "memory of the device, such as 24GiB")
       ->required();
   verb->add_option("--context", arguments->context, "tokens of each request")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->check(whole_number(1, std::int64_t{1} << 30))
       ->capture_default_str();
   verb->add_option("--checkpoint-every", arguments->checkpoint_every,
                    "tokens between kept states of a prefix; 0: none are kept")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30))
+      ->check(whole_number(0, std::int64_t{1} << 30))
       ->capture_default_str();
   arguments->state.add_to(*verb, fmt::format("{}", fmt::join(preset_names(), ",")), true);
   verb->add_flag("--json", arguments->json, "one JSON object");

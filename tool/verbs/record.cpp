@@ -15,6 +15,7 @@
 #include "tool/byte_size.h"
 #include "tool/console.h"
 #include "tool/loaded_model.h"
+#include "tool/option_checks.h"
 #include "tool/verb.h"
 
 namespace leapquant::tool {
@@ -91,7 +92,7 @@ void add_record(CLI::App& app, Verbs& verbs) {
   verb->add_option("--text", arguments->text, "text file");
   verb->add_option("--tasks", arguments->tasks, "task file or folder: prompts and answers");
   verb->add_option("--tokens", arguments->tokens, "tokens at most; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostCounted))
       ->capture_default_str();
   verb->add_option("--out", arguments->out, "safetensors file to write")->required();
   verb->add_flag("--json", arguments->json, "one JSON object");

@@ -14,6 +14,7 @@
 #include "tool/byte_size.h"
 #include "tool/console.h"
 #include "tool/loaded_model.h"
+#include "tool/option_checks.h"
 #include "tool/saved_states.h"
 #include "tool/state_arguments.h"
 #include "tool/table.h"
@@ -314,6 +315,7 @@ void add_state(CLI::App& app, Verbs& verbs) {
   add_threads_option(*save, arguments->threads);
   save->add_option("--session", arguments->session, "session to take a layer from");
   save->add_option("--layer", arguments->layer, "recurrent layer, counted from 0")
+      ->check(whole_number(0, 65535))
       ->capture_default_str();
   save->add_option("--out", arguments->out, "file to write")->required();
   add_json(save);

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See option_checks.h.
+#include "tool/option_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string>
+#include <system_error>
+
+namespace leapquant::tool {
+namespace {
+
+template <typename Number>
+bool parse_all(const std::string& text, Number& value) {
+  const char* last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, value);
+  return error == std::errc() && end == last && !text.empty();
+}
+
+}  // namespace
+
+CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
+  const std::string range = fmt::format("from {} to {}", least, most);
+  return CLI::Validator(
+      [least, most, range](std::string& text) {
+        std::int64_t value = 0;
+        // The parser that comes next would take a leading zero for octal.
+        const bool plain = parse_all(text, value) && std::to_string(value) == text;
+        if (!plain || value < least || value > most) {
+          return fmt::format("must be a whole number {}, found '{}'", range, text);
+        }
+        return std::string();
+      },
+      range);
+}
+
+CLI::Validator number(double least, Least bound, double most) {
+  const std::string range = bound == Least::kIncluded
+                                ? fmt::format("from {} to {}", least, most)
+                                : fmt::format("above {} and at most {}", least, most);
+  return CLI::Validator(
+      [least, bound, most, range](std::string& text) {
+        double value = 0;
+        const bool inside = parse_all(text, value) && value <= most &&
+                            (bound == Least::kIncluded ? value >= least : value > least);
+        return inside ? std::string() : fmt::format("must be a number {}, found '{}'", range, text);
+      },
+      range);
+}
+
+void refuse_empty_values(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || name == "--prompt" || name == "--system") continue;
+    const auto& values = option->results();
+    if (std::any_of(values.begin(), values.end(), [](const auto& text) { return text.empty(); })) {
+      throw CLI::ValidationError(name, "must not be empty");
+    }
+  }
+  for (const CLI::App* verb : app.get_subcommands()) refuse_empty_values(*verb);
+}
+
+}  // namespace leapquant::tool
