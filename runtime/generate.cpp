@@ -197,8 +197,9 @@ void Loop::feed_new() {
     logits_.resize(feeds.size() * static_cast<std::size_t>(vocab_size_));
     batch_.prefill(feeds, logits_);
     statistics_.prefill_seconds += seconds_since(start);
-    sample(fresh, logits_);
+    // Before sampling: that ends, and frees, completions.
     for (Active* active : fresh) active->unfed.clear();
+    sample(fresh, logits_);
   }
   for (Active* active : resumed) {
     const Clock::time_point start = Clock::now();

@@ -26,7 +26,7 @@ class File {
  private:
   explicit File(const std::vector<char>& bytes)
       : words_(bytes.size() / 8 + 1), size_(bytes.size()) {
-    std::memcpy(words_.data(), bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(words_.data(), bytes.data(), bytes.size());
   }
   static std::vector<char> raw(std::string& header, std::size_t data_bytes) {
     while (header.size() % 8 != 0) header += ' ';
