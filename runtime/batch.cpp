@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Places and memory of sequences, and how feeds become passes through the layers.
+// Places of sequences and their positions, and how feeds become passes of an engine.
 #include "runtime/batch.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
-#include <new>
 #include <numeric>
 
+#include "runtime/cpu_engine.h"
 #include "runtime/error.h"
-#include "runtime/kernels/rows.h"
 #include "runtime/memory.h"
-#include "runtime/rotary.h"
-#include "runtime/scratch.h"
 #include "runtime/sequence.h"
 
 namespace leapquant::runtime {
@@ -42,6 +38,15 @@ void check_options(const BatchOptions& options) {
 
 }  // namespace
 
+void require_states_fit(std::int64_t bytes, std::int64_t limit, const StateFormat& format,
+                        const BatchOptions& options) {
+  if (bytes <= limit) return;
+  throw Error(fmt::format(
+      "The states of {} sequences take {} in the format {}, but only {} may be used; run fewer "
+      "sequences at once.",
+      options.max_sequences, describe_bytes(bytes), format.text, describe_bytes(limit)));
+}
+
 class Batch::Parts {
  public:
   Parts(const Model& model, const StateFormat& format, const Threads& threads,
@@ -52,22 +57,18 @@ class Batch::Parts {
   StateFormat format_;
   BatchOptions options_;
   KvShape kv_shape_;
-  Rotary rotary_;
-  std::int64_t convolution_floats_ = 0;  // of one sequence
-  std::int64_t kv_limit_ = 0;            // bytes for the KV caches of all sequences
-  std::int64_t kv_reserved_ = 0;
+  std::int64_t kv_reserved_ = 0;  // bytes
   std::int32_t num_open_ = 0;
-  std::unique_ptr<RecurrentStates> states_;
+  std::unique_ptr<Engine> engine_;
   std::vector<std::unique_ptr<Sequence>> sequences_;  // [max_sequences]
-  Scratch scratch_;
-  Recorder* recorder_ = nullptr;
 
   Sequence& at(SequenceId id) const;
   std::int64_t kv_bytes(std::int64_t tokens) const;
   void check_feeds(std::span<const Feed> feeds, std::int64_t most) const;
+  void check_layer(std::int32_t linear_layer) const;
   // Runs one pass and moves positions. tokens: of all rows. wanted: rows whose logits are stored in
   // logits, [wanted, vocab_size].
-  void run(Pass pass, std::span<const TokenId> tokens, std::span<const std::int64_t> wanted,
+  void run(const Pass& pass, std::span<const TokenId> tokens, std::span<const std::int64_t> wanted,
            float* logits);
 };
 
@@ -77,29 +78,14 @@ Batch::Parts::Parts(const Model& model, const StateFormat& format, const Threads
       threads_(threads),
       format_(format),
       options_(options),
-      kv_shape_(kv_shape_of(model.config(), options.kv_type)),
-      rotary_(model.config().rope_theta, model.config().rotary_dim) {
+      kv_shape_(kv_shape_of(model.config(), options.kv_type)) {
   check_options(options);
-  const ModelConfig& config = model.config();
-  convolution_floats_ =
-      config.num_linear_layers() * (config.linear_conv_kernel - 1) * config.conv_dim();
-  if (options_.memory_bytes == 0) options_.memory_bytes = available_memory_bytes() / 4 * 3;
-  const std::int64_t states = RecurrentStates::reserved_bytes(config, format, options.max_sequences,
-                                                              options.max_tokens_per_call);
-  const std::int64_t fixed =
-      states + options.max_sequences * convolution_floats_ * std::int64_t{sizeof(float)};
-  if (fixed > options_.memory_bytes) {
-    throw Error(fmt::format(
-        "The states of {} sequences take {} in the format {}, but only {} may be used; run fewer "
-        "sequences at once.",
-        options.max_sequences, describe_bytes(fixed), format.text,
-        describe_bytes(options_.memory_bytes)));
-  }
-  kv_limit_ = options_.memory_bytes - fixed;
-  states_ = std::make_unique<RecurrentStates>(config, format, threads, options.max_sequences,
-                                              options.max_tokens_per_call);
+  engine_ = options.device_model == nullptr
+                ? make_cpu_engine(model, format, threads, options)
+                : options.device_model->make_engine(model, format, options);
   for (std::int32_t i = 0; i < options.max_sequences; ++i) {
     sequences_.push_back(std::make_unique<Sequence>(kv_shape_));
+    sequences_.back()->index = i;
   }
 }
 
@@ -142,48 +128,16 @@ void Batch::Parts::check_feeds(std::span<const Feed> feeds, std::int64_t most) c
   }
 }
 
-void Batch::Parts::run(Pass pass, std::span<const TokenId> tokens,
-                       std::span<const std::int64_t> wanted, float* logits) {
-  const std::int64_t rows = pass.rows;
-  const std::int64_t hidden_size = model_.config().hidden_size;
-  float* cosines = scratch_.cosines.floats(rows * rotary_.half());
-  float* sines = scratch_.sines.floats(rows * rotary_.half());
-  for (const Segment& segment : pass.segments) {
-    Sequence& sequence = *segment.sequence;
-    sequence.kv.grow(sequence.position + segment.rows);
-    for (std::int64_t i = 0; i < segment.rows; ++i) {
-      const std::int64_t at = (segment.first_row + i) * rotary_.half();
-      rotary_.angles(sequence.position + i, cosines + at, sines + at);
-    }
-  }
-  pass.cosines = cosines;
-  pass.sines = sines;
-  pass.threads = &threads_;
-  pass.scratch = &scratch_;
-  pass.states = states_.get();
-  pass.recorder = recorder_;
+void Batch::Parts::check_layer(std::int32_t linear_layer) const {
+  if (linear_layer >= 0 && linear_layer < model_.config().num_linear_layers()) return;
+  throw Error(fmt::format("There is no linear layer {} in a model that has {}.", linear_layer,
+                          model_.config().num_linear_layers()));
+}
 
-  float* hidden = scratch_.hidden.floats(rows * hidden_size);
-  float* normed = scratch_.normed.floats(rows * hidden_size);
-  float* mixed = scratch_.mixed.floats(rows * hidden_size);
-  model_.embedding().look_up(tokens, hidden);
-  for (const DecoderLayer& layer : model_.layers()) {
-    layer.input_norm.apply(threads_, hidden, rows, normed);
-    std::visit([&](const auto& mixer) { mixer.forward(pass, normed, mixed); }, layer.mixer);
-    kernels::add(hidden, mixed, rows * hidden_size);
-    layer.post_norm.apply(threads_, hidden, rows, normed);
-    layer.mlp.forward(threads_, scratch_, normed, rows, mixed);
-    kernels::add(hidden, mixed, rows * hidden_size);
-  }
+void Batch::Parts::run(const Pass& pass, std::span<const TokenId> tokens,
+                       std::span<const std::int64_t> wanted, float* logits) {
+  engine_->run(pass, tokens, wanted, logits);
   for (const Segment& segment : pass.segments) segment.sequence->position += segment.rows;
-  if (wanted.empty()) return;
-  const auto count = static_cast<std::int64_t>(wanted.size());
-  float* selected = scratch_.selected.floats(count * hidden_size);
-  for (std::int64_t i = 0; i < count; ++i) {
-    model_.final_norm().apply_row(hidden + wanted[static_cast<std::size_t>(i)] * hidden_size,
-                                  selected + i * hidden_size);
-  }
-  multiply(threads_, selected, count, model_.head(), logits);
 }
 
 Batch::Batch(const Model& model, const StateFormat& format, const Threads& threads,
@@ -196,7 +150,7 @@ const Model& Batch::model() const { return parts_->model_; }
 const Threads& Batch::threads() const { return parts_->threads_; }
 const StateFormat& Batch::format() const { return parts_->format_; }
 const BatchOptions& Batch::options() const { return parts_->options_; }
-const char* Batch::backend() const { return parts_->states_->backend(); }
+const char* Batch::backend() const { return parts_->engine_->backend(); }
 
 StateBytes Batch::state_bytes() const {
   return state_bytes_per_sequence(parts_->model_.config(), parts_->format_,
@@ -211,11 +165,11 @@ void Batch::require_context(std::int64_t tokens) const {
     throw Error(fmt::format("A sequence of {} tokens is longer than the {} that this model takes.",
                             tokens, most));
   }
-  if (kv_bytes(tokens) > parts_->kv_limit_) {
+  if (kv_bytes(tokens) > parts_->engine_->kv_limit()) {
     throw Error(fmt::format(
         "A sequence of {} tokens needs a KV cache of {}, but only {} of memory are left for it; "
         "use a shorter prompt or fewer new tokens.",
-        tokens, describe_bytes(kv_bytes(tokens)), describe_bytes(parts_->kv_limit_)));
+        tokens, describe_bytes(kv_bytes(tokens)), describe_bytes(parts_->engine_->kv_limit())));
   }
 }
 
@@ -224,17 +178,16 @@ std::optional<SequenceId> Batch::open(std::int64_t max_context) {
   Parts& parts = *parts_;
   const std::int64_t bytes = kv_bytes(max_context);
   if (parts.num_open_ == parts.options_.max_sequences ||
-      parts.kv_reserved_ + bytes > parts.kv_limit_) {
+      parts.kv_reserved_ + bytes > parts.engine_->kv_limit()) {
     return std::nullopt;
   }
   SequenceId id = 0;
   while (parts.sequences_[static_cast<std::size_t>(id)]->open) ++id;
   Sequence& sequence = *parts.sequences_[static_cast<std::size_t>(id)];
-  sequence.place = parts.states_->open();
-  sequence.convolution.assign(static_cast<std::size_t>(parts.convolution_floats_), 0.0f);
   sequence.position = 0;
   sequence.max_context = max_context;
   sequence.fault.clear();
+  parts.engine_->open(sequence);
   sequence.open = true;
   parts.kv_reserved_ += bytes;
   ++parts.num_open_;
@@ -244,9 +197,7 @@ std::optional<SequenceId> Batch::open(std::int64_t max_context) {
 void Batch::close(SequenceId id) {
   Sequence& sequence = parts_->at(id);
   parts_->kv_reserved_ -= kv_bytes(sequence.max_context);
-  parts_->states_->close(sequence.place);
-  sequence.kv.clear();
-  sequence.convolution.clear();
+  parts_->engine_->close(sequence);
   sequence.open = false;
   --parts_->num_open_;
 }
@@ -254,7 +205,7 @@ void Batch::close(SequenceId id) {
 std::int32_t Batch::num_open() const { return parts_->num_open_; }
 std::int64_t Batch::position(SequenceId id) const { return parts_->at(id).position; }
 const std::string& Batch::fault(SequenceId id) const { return parts_->at(id).fault; }
-void Batch::record(Recorder* recorder) { parts_->recorder_ = recorder; }
+void Batch::record(Recorder* recorder) { parts_->engine_->record(recorder); }
 
 void Batch::decode(std::span<const Feed> feeds, std::span<float> logits) {
   if (feeds.empty()) return;
@@ -300,7 +251,7 @@ std::int32_t Batch::exact_tokens(SequenceId id) const {
   const std::int32_t most = parts_->options_.max_tokens_per_call;
   // Per step there are no windows: the library rounds after every token of a call.
   if (parts_->format_.per_step()) return most;
-  return parts_->states_->tokens_to_boundary(static_cast<std::int32_t>(sequence.position), most);
+  return parts_->engine_->tokens_to_boundary(static_cast<std::int32_t>(sequence.position), most);
 }
 
 void Batch::export_state(SequenceId id, std::int32_t linear_layer, std::span<float> state) const {
@@ -313,28 +264,24 @@ void Batch::export_state(SequenceId id, std::int32_t linear_layer, std::span<flo
     throw Error(fmt::format("There is no state of linear layer {} with {} values.", linear_layer,
                             state.size()));
   }
-  parts_->states_->export_state(linear_layer, sequence.place,
-                                static_cast<std::int32_t>(sequence.position), state);
+  parts_->engine_->export_state(sequence, linear_layer, state);
 }
 
-std::span<const float> Batch::convolution_state(SequenceId id, std::int32_t linear_layer) const {
-  const ModelConfig& config = parts_->model_.config();
-  const auto floats = static_cast<std::size_t>((config.linear_conv_kernel - 1) * config.conv_dim());
-  return std::span<const float>(parts_->at(id).convolution)
-      .subspan(static_cast<std::size_t>(linear_layer) * floats, floats);
+std::vector<float> Batch::convolution_state(SequenceId id, std::int32_t linear_layer) const {
+  parts_->check_layer(linear_layer);
+  return parts_->engine_->convolution(parts_->at(id), linear_layer);
 }
 
-std::span<const leapquant_health> Batch::health(SequenceId id, std::int32_t linear_layer) const {
-  return parts_->states_->health(linear_layer, parts_->at(id).place);
+std::vector<leapquant_health> Batch::health(SequenceId id, std::int32_t linear_layer) const {
+  parts_->check_layer(linear_layer);
+  return parts_->engine_->health(parts_->at(id), linear_layer);
 }
 
 std::vector<std::vector<std::byte>> Batch::save_state(SequenceId id) const {
   const Sequence& sequence = parts_->at(id);
   std::vector<std::vector<std::byte>> blobs;
   for (std::int32_t layer = 0; layer < parts_->model_.config().num_linear_layers(); ++layer) {
-    blobs.push_back(parts_->states_->save(layer, sequence.place,
-                                          static_cast<std::int32_t>(sequence.position),
-                                          parts_->model_.fingerprint()));
+    blobs.push_back(parts_->engine_->save_state(sequence, layer, parts_->model_.fingerprint()));
   }
   return blobs;
 }
@@ -350,25 +297,33 @@ void Batch::restore_state(SequenceId id, std::span<const std::span<const std::by
         sequence.max_context, sequence.position, blobs.size(), position));
   }
   for (std::int32_t layer = 0; layer < layers; ++layer) {
-    parts_->states_->load(layer, sequence.place, blobs[static_cast<std::size_t>(layer)],
-                          parts_->model_.fingerprint(), static_cast<std::int32_t>(position));
+    parts_->engine_->load_state(sequence, layer, blobs[static_cast<std::size_t>(layer)],
+                                parts_->model_.fingerprint(), position);
   }
   sequence.position = position;
 }
 
 void Batch::restore_convolution(SequenceId id, std::int32_t linear_layer,
                                 std::span<const float> state) {
-  const std::span<const float> kept = convolution_state(id, linear_layer);
-  if (state.size() != kept.size()) {
-    throw Error(
-        fmt::format("A convolution state has {} values, not {}.", kept.size(), state.size()));
+  parts_->check_layer(linear_layer);
+  const ModelConfig& config = parts_->model_.config();
+  const std::int64_t kept = (config.linear_conv_kernel - 1) * config.conv_dim();
+  if (static_cast<std::int64_t>(state.size()) != kept) {
+    throw Error(fmt::format("A convolution state has {} values, not {}.", kept, state.size()));
   }
-  float* to = parts_->at(id).convolution.data() + (kept.data() - parts_->at(id).convolution.data());
-  std::memcpy(to, state.data(), state.size_bytes());
+  parts_->engine_->restore_convolution(parts_->at(id), linear_layer, state);
 }
 
-const KvCache& Batch::kv_cache(SequenceId id) const { return parts_->at(id).kv; }
-KvCache& Batch::kv_cache(SequenceId id) { return parts_->at(id).kv; }
+const KvShape& Batch::kv_shape() const { return parts_->kv_shape_; }
+
+std::vector<std::byte> Batch::pack_kv(SequenceId id) const {
+  return parts_->engine_->pack_kv(parts_->at(id));
+}
+
+void Batch::restore_kv(SequenceId id, std::span<const std::byte> bytes) {
+  Sequence& sequence = parts_->at(id);
+  parts_->engine_->unpack_kv(sequence, bytes, sequence.position);
+}
 
 // ---- Prefill -----------------------------------------------------------------------------------
 
@@ -397,7 +352,7 @@ void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
   std::vector<Remaining> queue;
   for (std::size_t i = 0; i < feeds.size(); ++i) {
     queue.push_back({&parts.at(feeds[i].sequence), feeds[i].tokens, i,
-                     feeds[i].tokens.size() > chunk && parts.states_->needs_carry()});
+                     feeds[i].tokens.size() > chunk && parts.engine_->needs_carry()});
   }
   std::vector<float> logits;
   while (!queue.empty()) {
@@ -409,9 +364,8 @@ void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
     for (Remaining& next : queue) {
       const std::size_t size = std::min(chunk, next.tokens.size());
       if (rows > 0 && rows + size > chunk) continue;
-      if (next.long_prompt && next.sequence->place.carry_slot < 0 &&
-          !parts.states_->begin_carry(next.sequence->place,
-                                      static_cast<std::int32_t>(next.sequence->position))) {
+      if (next.long_prompt && !parts.engine_->is_carried(*next.sequence) &&
+          !parts.engine_->begin_carry(*next.sequence)) {
         continue;
       }
       (next.long_prompt ? carried : direct).push_back(&next);
@@ -448,8 +402,7 @@ void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
     }
     for (Remaining* next : carried) {
       if (!next->tokens.empty()) continue;
-      parts.states_->end_carry(next->sequence->place,
-                               static_cast<std::int32_t>(next->sequence->position));
+      parts.engine_->end_carry(*next->sequence);
     }
     std::erase_if(queue, [](const Remaining& next) { return next.tokens.empty(); });
   }
@@ -465,9 +418,8 @@ void Batch::prefill_with_all_logits(const Feed& feed, std::span<float> logits) {
   }
   const auto chunk = static_cast<std::size_t>(parts.options_.prefill_chunk);
   Sequence& sequence = parts.at(feed.sequence);
-  const bool carried = feed.tokens.size() > chunk && parts.states_->needs_carry();
-  if (carried &&
-      !parts.states_->begin_carry(sequence.place, static_cast<std::int32_t>(sequence.position))) {
+  const bool carried = feed.tokens.size() > chunk && parts.engine_->needs_carry();
+  if (carried && !parts.engine_->begin_carry(sequence)) {
     throw Error("All FP32 states are in use.");
   }
   for (std::size_t first = 0; first < feed.tokens.size(); first += chunk) {
@@ -482,9 +434,7 @@ void Batch::prefill_with_all_logits(const Feed& feed, std::span<float> logits) {
     pass.num_direct = carried ? 0 : 1;
     parts.run(pass, tokens, wanted, logits.data() + first * vocab_size);
   }
-  if (carried) {
-    parts.states_->end_carry(sequence.place, static_cast<std::int32_t>(sequence.position));
-  }
+  if (carried) parts.engine_->end_carry(sequence);
 }
 
 }  // namespace leapquant::runtime

@@ -5,7 +5,9 @@
 // know text: generate.h does.
 //
 // Bitwise, the logits of a sequence depend on its own tokens and on how they were split between
-// prefill() and decode() calls only: not on its neighbours, their number, its place, or threads.
+// prefill() and decode() calls only: not on its neighbours, their number, its place, or threads. On
+// a device they depend on max_sequences and max_tokens_per_call as well, and in a prefill on the
+// number of rows of its passes: products choose their kernels by it.
 #ifndef LEAPQUANT_RUNTIME_BATCH_H_
 #define LEAPQUANT_RUNTIME_BATCH_H_
 
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "leapquant/leapquant.h"
+#include "runtime/engine.h"
 #include "runtime/kv_cache.h"
 #include "runtime/model.h"
 #include "runtime/recorder.h"
@@ -36,9 +39,15 @@ struct BatchOptions {
   std::int32_t prefill_chunk = 512;      // tokens of one sequence per pass, counted from its start
   KvType kv_type = KvType::kFp32;
   // Limit on recurrent states, convolution states and KV cache together; 0: three quarters of the
-  // memory that the system has available now.
+  // memory that the CPU, or the device, has available now.
   std::int64_t memory_bytes = 0;
+  // Where the batch runs; null: on the CPU. A model that load_on_cuda() made of the same model.
+  std::shared_ptr<const DeviceModel> device_model;
 };
+
+// Throws Error, with the bytes, when what all places hold takes more than the limit.
+void require_states_fit(std::int64_t bytes, std::int64_t limit, const StateFormat& format,
+                        const BatchOptions& options);
 
 // Tokens to append to one sequence.
 struct Feed {
@@ -102,12 +111,12 @@ class Batch {
   // tokens: FP32 [num_v_heads, head_k_dim, head_v_dim].
   void export_state(SequenceId sequence, std::int32_t linear_layer, std::span<float> state) const;
   // The last kernel - 1 inputs of the convolution, oldest first: [kernel - 1, conv_dim].
-  std::span<const float> convolution_state(SequenceId sequence, std::int32_t linear_layer) const;
+  std::vector<float> convolution_state(SequenceId sequence, std::int32_t linear_layer) const;
   // Telemetry of a layer, [num_v_heads].
-  std::span<const leapquant_health> health(SequenceId sequence, std::int32_t linear_layer) const;
+  std::vector<leapquant_health> health(SequenceId sequence, std::int32_t linear_layer) const;
 
   // Records the inputs of the linear layers of all later calls; nullptr: no more. The recorder must
-  // live as long.
+  // live as long. Throws Error on a device: recording runs on the CPU.
   void record(Recorder* recorder);
 
   // Used by session.h: the parts of a sequence as bytes. save_state gives one blob of the library
@@ -117,8 +126,10 @@ class Batch {
                      std::int64_t position);
   void restore_convolution(SequenceId sequence, std::int32_t linear_layer,
                            std::span<const float> state);
-  const KvCache& kv_cache(SequenceId sequence) const;
-  KvCache& kv_cache(SequenceId sequence);
+  const KvShape& kv_shape() const;
+  // Keys and values of all tokens, as KvCache::pack.
+  std::vector<std::byte> pack_kv(SequenceId sequence) const;
+  void restore_kv(SequenceId sequence, std::span<const std::byte> bytes);
 
  private:
   class Parts;

@@ -18,10 +18,12 @@ namespace leapquant::runtime {
 
 class Recorder;
 
-// The memory of a sequence. Sequences do not move while they are open.
+// The memory of a sequence. Sequences do not move while they are open. place, kv and convolution
+// are the CPU engine's; a device engine keeps its own by index.
 struct Sequence {
   explicit Sequence(const KvShape& shape) : kv(shape) {}
 
+  std::int32_t index = 0;  // of the place in the batch
   bool open = false;
   std::int64_t position = 0;     // tokens fed
   std::int64_t max_context = 0;  // tokens for which memory is set aside

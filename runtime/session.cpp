@@ -266,7 +266,7 @@ void save_session(const std::filesystem::path& path, const Batch& batch, Sequenc
     throw Error(fmt::format("The session is not saved: {}", batch.fault(sequence)));
   }
   const std::vector<std::vector<std::byte>> blobs = batch.save_state(sequence);
-  const std::vector<std::byte> kv = batch.kv_cache(sequence).pack();
+  const std::vector<std::byte> kv = batch.pack_kv(sequence);
   std::vector<float> convolution;
   for (std::int32_t layer = 0; layer < config.num_linear_layers(); ++layer) {
     const auto state = batch.convolution_state(sequence, layer);
@@ -279,7 +279,7 @@ void save_session(const std::filesystem::path& path, const Batch& batch, Sequenc
   contents.mark = mark;
   contents.convolution_inputs = static_cast<std::int32_t>(config.linear_conv_kernel - 1);
   contents.convolution_channels = static_cast<std::int32_t>(config.conv_dim());
-  contents.kv_shape = batch.kv_cache(sequence).shape();
+  contents.kv_shape = batch.kv_shape();
   contents.convolution = convolution;
   contents.kv = kv;
   contents.blobs.assign(blobs.begin(), blobs.end());
@@ -332,7 +332,7 @@ void restore_session(const SessionFile& session, Batch& batch, SequenceId sequen
         sequence, layer,
         contents.convolution.subspan(static_cast<std::size_t>(layer) * floats, floats));
   }
-  batch.kv_cache(sequence).unpack(contents.kv, contents.position);
+  batch.restore_kv(sequence, contents.kv);
 }
 
 }  // namespace leapquant::runtime
