@@ -26,6 +26,14 @@ double state_error(const std::vector<float>& approximate, const ExactState& exac
   return reference > 0 ? difference / reference : 0;
 }
 
+constexpr std::int64_t kTokensAtOnce = 512;  // so many go by before a cancellation is seen
+
+void stop_when_cancelled(const DriftOptions& options) {
+  if (options.cancel != nullptr && *options.cancel) {
+    throw runtime::Error("Interrupted; there are no results.");
+  }
+}
+
 // One sequence in progress: the exact layers and every (state, layer) pair.
 class Replay {
  public:
@@ -59,7 +67,7 @@ class Replay {
     const std::int64_t tokens = chunk.layers.front().tokens;
     for (std::int64_t done = 0; done < tokens;) {
       const std::int64_t until_bucket = options_.every - result_.tokens % options_.every;
-      const auto count = static_cast<int>(std::min(tokens - done, until_bucket));
+      const auto count = static_cast<int>(std::min({tokens - done, until_bucket, kTokensAtOnce}));
       advance_part(chunk, static_cast<int>(done), count);
       done += count;
     }
@@ -98,12 +106,14 @@ class Replay {
     std::vector<LayerInputs> inputs;
     for (const LayerInputs& layer : chunk.layers) inputs.push_back(part_of(layer, first, count));
     for_each_index(layers(), options_.threads, [&](int layer) {
+      stop_when_cancelled(options_);
       const auto l = static_cast<std::size_t>(layer);
       exact_outputs_[l].resize(static_cast<std::size_t>(count) * shape_.v_row());
       exact_[l].advance(inputs[l], exact_outputs_[l], 1);
     });
     const int pairs = static_cast<int>(formats_.size());
     for_each_index(pairs, options_.threads, [&](int pair) {
+      stop_when_cancelled(options_);
       const int layer = pair % layers();
       std::vector<float> outputs(static_cast<std::size_t>(count) * shape_.v_row());
       formats_[static_cast<std::size_t>(pair)]->advance(inputs[static_cast<std::size_t>(layer)],
@@ -184,12 +194,20 @@ class Replay {
 
 std::vector<SequenceDrift> measure_drift(InputSource& source, const DriftOptions& options,
                                          const std::function<void(std::int64_t)>& progress) {
+  const SequenceLength shortest = source.shortest();
+  if (shortest.tokens <= options.from) {
+    throw runtime::Error(
+        "The sequence " + runtime::in_quotes(shortest.name, 400) + " has " +
+        std::to_string(shortest.tokens) + " tokens, but errors are summed from token " +
+        std::to_string(options.from) + " on (--from); give more tokens or a smaller --from.");
+  }
   std::vector<SequenceDrift> results;
   std::unique_ptr<Replay> replay;
   std::string current;
   std::int64_t tokens = 0;
   InputChunk chunk;
   while (source.next(chunk)) {
+    stop_when_cancelled(options);
     if (!replay || chunk.sequence != current) {
       if (replay) results.push_back(replay->finish());
       current = chunk.sequence;

@@ -5,6 +5,7 @@
 #ifndef LEAPQUANT_LAB_DRIFT_H_
 #define LEAPQUANT_LAB_DRIFT_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,6 +26,7 @@ struct DriftOptions {
   // A token diverges when |o^ - o| > this share of |o|.
   double divergence = 0.05;
   int threads = 0;  // 0: all cores
+  const std::atomic<bool>* cancel = nullptr;
 };
 
 // Sums over the tokens of a bucket.
@@ -54,7 +56,8 @@ struct SequenceDrift {
 };
 
 // Replays every sequence of the source in FP64 and in all states. Memory: one chunk of the source
-// and the states. progress(tokens) is called after every chunk. Throws runtime::Error.
+// and the states. progress(tokens) is called after every chunk. Throws runtime::Error, also when a
+// sequence ends before options.from, and soon after *cancel has become true.
 std::vector<SequenceDrift> measure_drift(InputSource& source, const DriftOptions& options,
                                          const std::function<void(std::int64_t)>& progress);
 

@@ -50,7 +50,9 @@ struct Item {
   PromptResult result;
 };
 
-constexpr std::size_t kPrefilledAtOnce = 8;
+// Tokens of prompts per call, so that a cancellation need not wait for many. A prompt by itself is
+// not cut: its state would be rounded once more.
+constexpr std::size_t kPrefilledAtOnce = 1024;
 
 class Evaluator {
  public:
@@ -176,7 +178,13 @@ class Evaluator {
       const auto sequence = batch->open(length);
       if (!sequence) throw runtime::Error("There is not enough free memory for one prompt.");
       logits.resize(tokens.size() * vocab());
-      batch->prefill_with_all_logits({*sequence, tokens}, logits);
+      // In FP32, passes of one call and of several give the same bits.
+      const auto pass = static_cast<std::size_t>(batch->options().prefill_chunk);
+      for (std::size_t at = 0; at < tokens.size() && !cancelled(); at += pass) {
+        const std::size_t count = std::min(pass, tokens.size() - at);
+        batch->prefill_with_all_logits({*sequence, std::span(tokens).subspan(at, count)},
+                                       std::span(logits).subspan(at * vocab(), count * vocab()));
+      }
       batch->close(*sequence);
       item.reference.assign(
           logits.end() - static_cast<std::ptrdiff_t>((item.answer.size() + 1) * vocab()),
@@ -235,12 +243,17 @@ class Evaluator {
     std::vector<runtime::Feed> feeds;
     for (const Item* item : items) feeds.push_back({item->sequence, item->prompt});
     std::vector<float> logits(items.size() * vocab());
-    // A few prompts per call, so that a cancellation need not wait for all.
-    for (std::size_t i = 0; i < feeds.size(); i += kPrefilledAtOnce) {
+    for (std::size_t i = 0; i < feeds.size();) {
       if (cancelled()) return;
-      const std::size_t count = std::min(kPrefilledAtOnce, feeds.size() - i);
+      std::size_t count = 1;
+      std::size_t tokens = feeds[i].tokens.size();
+      while (i + count < feeds.size() &&
+             tokens + feeds[i + count].tokens.size() <= kPrefilledAtOnce) {
+        tokens += feeds[i + count++].tokens.size();
+      }
       batch.prefill(std::span(feeds).subspan(i, count),
                     std::span(logits).subspan(i * vocab(), count * vocab()));
+      i += count;
     }
     std::vector<Item*> active(items.begin(), items.end());
     for (std::size_t step = 0; !cancelled(); ++step) {

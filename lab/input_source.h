@@ -20,6 +20,11 @@ struct InputChunk {
   std::vector<LayerInputs> layers;
 };
 
+struct SequenceLength {
+  std::string name;
+  std::int64_t tokens = 0;
+};
+
 class InputSource {
  public:
   virtual ~InputSource() = default;
@@ -27,6 +32,8 @@ class InputSource {
   virtual const LayerShape& shape() const = 0;
   virtual int num_layers() const = 0;
   virtual std::int64_t total_tokens() const = 0;
+  // The sequence with the fewest tokens.
+  virtual SequenceLength shortest() const = 0;
   // Fills the next chunk; false at the end. Throws runtime::Error.
   virtual bool next(InputChunk& chunk) = 0;
 };

@@ -147,6 +147,14 @@ std::int64_t ModelSource::total_tokens() const {
   return total;
 }
 
+SequenceLength ModelSource::shortest() const {
+  const auto at = std::min_element(sequences_.begin(), sequences_.end(),
+                                   [](const TokenSequence& a, const TokenSequence& b) {
+                                     return a.tokens.size() < b.tokens.size();
+                                   });
+  return {at->name, static_cast<std::int64_t>(at->tokens.size())};
+}
+
 bool ModelSource::next(InputChunk& chunk) {
   if (current_ == sequences_.size()) return false;
   const TokenSequence& sequence = sequences_[current_];
@@ -199,6 +207,9 @@ FileSource::FileSource(std::vector<std::string> paths) : paths_(std::move(paths)
     }
     shape_ = shape;
     num_layers_ = layers;
+    if (total_tokens_ == 0 || recording.num_tokens < shortest_.tokens) {
+      shortest_ = {std::filesystem::path(path).stem().string(), recording.num_tokens};
+    }
     total_tokens_ += recording.num_tokens;
   }
 }

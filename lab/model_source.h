@@ -53,6 +53,7 @@ class ModelSource final : public InputSource {
   const LayerShape& shape() const override { return shape_; }
   int num_layers() const override { return num_layers_; }
   std::int64_t total_tokens() const override;
+  SequenceLength shortest() const override;
   bool next(InputChunk& chunk) override;
 
  private:
@@ -77,6 +78,7 @@ class FileSource final : public InputSource {
   const LayerShape& shape() const override { return shape_; }
   int num_layers() const override { return num_layers_; }
   std::int64_t total_tokens() const override { return total_tokens_; }
+  SequenceLength shortest() const override { return shortest_; }
   bool next(InputChunk& chunk) override;
 
  private:
@@ -84,6 +86,7 @@ class FileSource final : public InputSource {
   LayerShape shape_;
   int num_layers_ = 0;
   std::int64_t total_tokens_ = 0;
+  SequenceLength shortest_;
   std::size_t current_ = 0;
 };
 

@@ -15,6 +15,7 @@
 #include "runtime/error.h"
 #include "tool/byte_size.h"
 #include "tool/console.h"
+#include "tool/interrupt.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
 #include "tool/state_arguments.h"
@@ -99,6 +100,7 @@ GenerateBenchRow measure(const LoadedModel& loaded, const runtime::StateFormat& 
 }
 
 void run_generate_bench(const GenerateBenchArguments& arguments) {
+  end_at_once_when_interrupted();
   const LoadedModel loaded(arguments.model, arguments.threads);
   Table table({"state", "policy", ">threads", ">bytes read", ">us/token", ">us reading", ">ratio",
                ">tokens/s"});
@@ -115,6 +117,7 @@ void run_generate_bench(const GenerateBenchArguments& arguments) {
       line["ratio"] = row.seconds / row.floor_seconds;
       line["tokens_per_second"] = 1 / row.seconds;
       print_json(line);
+      flush_output();
       continue;
     }
     table.add({row.state, row.policy, std::to_string(loaded.threads.count()), show_count(row.bytes),
@@ -143,7 +146,15 @@ void add_bench_generate(CLI::App& bench, Verbs& verbs) {
       ->capture_default_str();
   verb->add_flag("--json", arguments->json, "one JSON line per format");
   verb->footer("Example: leapquant bench generate --model models/gdn-16m");
-  verbs[verb] = [arguments] { run_generate_bench(*arguments); };
+  verbs[verb] = [arguments, &bench] {
+    for (const CLI::Option* option : bench.get_options()) {
+      if (option->count() == 0) continue;
+      throw UsageError(option->get_name() +
+                       " before 'generate' belongs to bench alone; options of 'bench generate' "
+                       "come behind it.");
+    }
+    run_generate_bench(*arguments);
+  };
 }
 
 }  // namespace leapquant::tool

@@ -10,6 +10,8 @@
 #include <string>
 #include <system_error>
 
+#include "tool/verb.h"
+
 namespace leapquant::tool {
 namespace {
 
@@ -49,6 +51,13 @@ CLI::Validator number(double least, Least bound, double most) {
         return inside ? std::string() : fmt::format("must be a number {}, found '{}'", range, text);
       },
       range);
+}
+
+void refuse_options(const CLI::App& verb, const std::vector<std::string>& names,
+                    const std::string& why) {
+  for (const std::string& name : names) {
+    if (verb.get_option(name)->count() > 0) throw UsageError(name + " " + why + ".");
+  }
 }
 
 void refuse_empty_values(const CLI::App& app) {

@@ -7,6 +7,8 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace leapquant::tool {
 
@@ -21,6 +23,11 @@ enum class Least { kIncluded, kExcluded };
 
 // A finite number from least (or above it) to most, which is included.
 CLI::Validator number(double least, Least bound, double most);
+
+// Throws UsageError, "--name <why>.", for the first of these options of a verb that was given: what
+// would be left aside is refused.
+void refuse_options(const CLI::App& verb, const std::vector<std::string>& names,
+                    const std::string& why);
 
 // Throws CLI::ValidationError for an option that was given empty text, in the application and the
 // verbs that were chosen. Empty text is a value of its own for options of plain text only: --prompt

@@ -3,6 +3,8 @@
 // See state_arguments.h.
 #include "tool/state_arguments.h"
 
+#include <set>
+
 #include "leapquant/leapquant.h"
 #include "runtime/error.h"
 #include "tool/option_checks.h"
@@ -52,6 +54,7 @@ std::vector<runtime::StateFormat> StateArguments::resolve(std::int64_t num_v_hea
       throw UsageError(error.what());
     }
   }
+  refuse_repeated_states(formats);
   return formats;
 }
 
@@ -82,6 +85,15 @@ std::vector<std::string> split_states(std::string_view text) {
     if (entry.empty()) throw UsageError("--state has an empty entry between its commas.");
   }
   return entries;
+}
+
+void refuse_repeated_states(const std::vector<runtime::StateFormat>& formats) {
+  std::set<std::string> seen;
+  for (const runtime::StateFormat& format : formats) {
+    if (!seen.insert(format.text).second) {
+      throw UsageError("--state names the format " + format.text + " twice.");
+    }
+  }
 }
 
 std::vector<std::string> preset_names() {

@@ -45,6 +45,9 @@ class StateArguments {
 // UsageError for empty entries.
 std::vector<std::string> split_states(std::string_view text);
 
+// Throws UsageError when two formats are the same: their rows could not be told apart.
+void refuse_repeated_states(const std::vector<runtime::StateFormat>& formats);
+
 // The formats that tables of sizes show: every preset as it is used by default.
 std::vector<std::string> preset_names();
 

@@ -73,6 +73,10 @@ double floor_seconds(const lab::PoolDecode& pool, const Rates& rates) {
 class Bench {
  public:
   explicit Bench(const BenchArguments& arguments) : arguments_(arguments) {
+    if (arguments.v_heads % arguments.k_heads != 0) {
+      throw UsageError(fmt::format("--v-heads {} is no multiple of --k-heads {}.",
+                                   arguments.v_heads, arguments.k_heads));
+    }
     shape_ = {arguments.k_heads, arguments.v_heads, 128, 128};
     pool_bytes_ = arguments.pool.empty() ? 4 * lab::last_level_cache_bytes()
                                          : parse_byte_size(arguments.pool, "--pool");
@@ -90,10 +94,13 @@ class Bench {
         throw UsageError(error.what());
       }
     }
+    refuse_repeated_states(formats_);
+    require_sequences();
     require_memory();
   }
 
   void run() {
+    end_at_once_when_interrupted();
     const int most = *std::max_element(thread_counts_.begin(), thread_counts_.end());
     for (const auto& format : formats_) {
       pools_.push_back(std::make_unique<lab::PoolDecode>(shape_, format, pool_bytes_, most));
@@ -105,13 +112,26 @@ class Bench {
   }
 
  private:
-  void require_memory() const {
-    std::int64_t needed = 2 * pool_bytes_;
+  // A pool below one sequence would be none.
+  void require_sequences() const {
     for (const auto& format : formats_) {
-      needed += lab::PoolDecode::memory_bytes(shape_, format, pool_bytes_);
+      const std::int64_t bytes = lab::PoolDecode::memory_bytes(shape_, format, 1);
+      if (pool_bytes_ >= bytes) continue;
+      throw UsageError(fmt::format("--pool {} is less than one sequence in the format {}, {}.",
+                                   show_byte_size(pool_bytes_), format.text,
+                                   show_byte_size(bytes)));
     }
+  }
+
+  void require_memory() const {
     const std::int64_t available = lab::available_memory_bytes();
-    if (available > 0 && needed > available / 10 * 9) {
+    // Beyond this sums would overflow; no machine has it.
+    const std::int64_t pool = std::min(pool_bytes_, std::int64_t{1} << 50);
+    std::int64_t needed = 2 * pool;
+    for (const auto& format : formats_) {
+      needed += lab::PoolDecode::memory_bytes(shape_, format, pool);
+    }
+    if (available > 0 ? needed > available / 10 * 9 : pool != pool_bytes_) {
       throw runtime::Error(fmt::format(
           "The pools of {} formats need {} of memory, but {} is available; give fewer formats with "
           "--state or a smaller --pool.",
@@ -144,7 +164,6 @@ class Bench {
     // slow minute of the machine meets them all.
     for (int round = 0; round <= arguments_.rounds; ++round) {
       for (std::size_t i = 0; i < pools_.size(); ++i) {
-        if (interrupted()) throw runtime::Error("Interrupted; no results.");
         const double read = machine.read_rate();
         const double copy = machine.copy_rate();
         const double scale = machine.scale_rate();

@@ -17,6 +17,7 @@
 #include "runtime/progress.h"
 #include "tool/byte_size.h"
 #include "tool/console.h"
+#include "tool/interrupt.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
 #include "tool/state_arguments.h"
@@ -34,6 +35,7 @@ struct DriftArguments {
   std::int32_t threads = 0;
   std::int64_t tokens = 4096;
   bool concatenate = false;
+  const CLI::App* verb = nullptr;
   std::int64_t segment = 4096;
   std::int64_t from = 1024;
   std::int64_t to = 4096;
@@ -238,10 +240,19 @@ void run_drift(const DriftArguments& arguments) {
   if (from_model == !arguments.inputs.empty()) {
     throw UsageError("drift needs either --inputs, or --model with --text or --tasks.");
   }
-  if (from_model == arguments.model.empty()) {
-    throw UsageError("--model belongs to --text and --tasks; recordings need none.");
+  if (from_model && arguments.model.empty()) {
+    throw UsageError("--text and --tasks need --model: a model makes the layer inputs of them.");
+  }
+  if (!from_model) {
+    refuse_options(*arguments.verb, {"--model", "--tokens", "--concatenate", "--segment"},
+                   "has no meaning with --inputs, which are replayed as they were recorded");
   }
   if (arguments.from >= arguments.to) throw UsageError("--from must be below --to.");
+  if (from_model && arguments.tokens > 0 && arguments.from >= arguments.tokens) {
+    throw UsageError(fmt::format(
+        "--from {} leaves nothing of --tokens {}: errors are summed over the tokens from there on.",
+        arguments.from, arguments.tokens));
+  }
   std::optional<LoadedModel> loaded;
   std::unique_ptr<lab::InputSource> source;
   constexpr std::int64_t kChunk = 512;
@@ -260,6 +271,7 @@ void run_drift(const DriftArguments& arguments) {
   options.every = arguments.every;
   options.divergence = arguments.divergence;
   options.threads = arguments.threads;
+  options.cancel = &interrupted();
   Sequences sequences;
   {
     runtime::Progress progress("drift", source->total_tokens(), arguments.quiet);
@@ -327,6 +339,7 @@ void add_drift(CLI::App& app, Verbs& verbs) {
       "Output error: sum of squared differences over sum of squares of the layer's outputs, per "
       "head,\n"
       "then the mean over heads. Format strings choose the fit: int8:fit=fixed:rounds=1.");
+  arguments->verb = verb;
   verbs[verb] = [arguments] { run_drift(*arguments); };
 }
 

@@ -14,6 +14,7 @@
 #include "runtime/recorder.h"
 #include "tool/byte_size.h"
 #include "tool/console.h"
+#include "tool/interrupt.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
 #include "tool/verb.h"
@@ -56,6 +57,7 @@ void run_record(const RecordArguments& arguments) {
     constexpr std::int64_t kPiece = 512;
     runtime::Progress progress("record", length, arguments.quiet);
     for (std::int64_t done = 0; done < length; done += kPiece) {
+      if (interrupted()) throw runtime::Error("Interrupted; nothing was written.");
       const std::int64_t count = std::min(kPiece, length - done);
       const runtime::Feed feed{
           *id, std::span(sequence.tokens)

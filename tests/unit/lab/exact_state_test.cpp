@@ -159,6 +159,7 @@ class RandomSource final : public InputSource {
   const LayerShape& shape() const override { return shape_; }
   int num_layers() const override { return 2; }
   std::int64_t total_tokens() const override { return 140; }
+  SequenceLength shortest() const override { return {"first", 70}; }
   bool next(InputChunk& chunk) override {
     if (step_ == 4) return false;
     chunk.sequence = step_ < 2 ? "first" : "second";
@@ -231,6 +232,39 @@ TEST(Drift, DoesNotDependOnThreads) {
   const auto three = measure_drift(b, options, nullptr);
   EXPECT_EQ(mean_span_error(one, 1), mean_span_error(three, 1));
   EXPECT_EQ(mean_bucket_error(one, 2, 0, 3), mean_bucket_error(three, 2, 0, 3));
+}
+
+TEST(Drift, ASequenceThatEndsBeforeTheSpanIsAnError) {
+  RandomSource source;
+  DriftOptions options = drift_options();
+  options.from = 70;
+  options.to = 140;
+  std::int64_t progress = 0;
+  try {
+    measure_drift(source, options, [&](std::int64_t tokens) { progress = tokens; });
+    FAIL() << "no error";
+  } catch (const runtime::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("\"first\" has 70 tokens"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(progress, 0);
+  options.from = 69;
+  EXPECT_EQ(measure_drift(source, options, nullptr).size(), 2U);
+}
+
+TEST(Drift, ACancellationIsSeenInTheNextChunk) {
+  RandomSource source;
+  std::atomic<bool> cancel{false};
+  DriftOptions options = drift_options();
+  options.cancel = &cancel;
+  int chunks = 0;
+  EXPECT_THROW(measure_drift(source, options,
+                             [&](std::int64_t) {
+                               ++chunks;
+                               cancel = true;
+                             }),
+               runtime::Error);
+  EXPECT_EQ(chunks, 1);
 }
 
 TEST(Drift, AGapInARecordingIsAnError) {
