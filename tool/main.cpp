@@ -34,6 +34,23 @@ std::string help_hint(const CLI::App& app) {
   return "see '" + path + " --help'.";
 }
 
+// A sentence about what stands where the name of a verb should: the parser only says that one is
+// missing. Empty where nothing stands there.
+std::string unknown_verb(const CLI::App& app) {
+  const CLI::App& last = deepest(app);
+  std::string names;
+  for (const CLI::App* verb : last.get_subcommands([](const CLI::App*) { return true; })) {
+    names += (names.empty() ? "" : ", ") + verb->get_name();
+  }
+  if (names.empty()) return "";
+  for (const std::string& word : last.remaining()) {
+    if (!word.starts_with('-')) {
+      return "'" + word + "' is no verb of " + last.get_name() + "; known here: " + names;
+    }
+  }
+  return "";
+}
+
 int run(int count, char** arguments) {
   CLI::App app(
       "Runs hybrid language models with their recurrent state kept in 8, 6 or 4 bits, and "
@@ -66,7 +83,8 @@ int run(int count, char** arguments) {
     print(std::string(version.what()) + "\n");
     return kDone;
   } catch (const CLI::ParseError& error) {
-    complain(std::string(error.what()) + "; " + help_hint(app));
+    const std::string unknown = unknown_verb(app);
+    complain((unknown.empty() ? error.what() : unknown) + "; " + help_hint(app));
     return kWrongUsage;
   }
   try {

@@ -5,8 +5,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <memory>
 
+#include "runtime/error.h"
 #include "tool/byte_size.h"
 #include "tool/cache_plan.h"
 #include "tool/console.h"
@@ -87,6 +89,23 @@ void print_table(const ModelShape& model, const PlanOptions& options,
       "KV cache, convolution state and one checkpoint, taken per checkpoint interval.\n");
 }
 
+// A plan in which nothing fits is shown, so that it can be seen by how much, and then a failure.
+void require_requests(const ModelShape& model, const PlanOptions& options,
+                      const std::vector<CachePlan>& plans) {
+  if (options.memory_bytes < model.weight_bytes) {
+    throw runtime::Error(fmt::format("The weights of {} alone take {}; {} does not hold them.",
+                                     model.name, show_byte_size(model.weight_bytes),
+                                     show_byte_size(options.memory_bytes)));
+  }
+  if (std::all_of(plans.begin(), plans.end(),
+                  [](const auto& plan) { return plan.requests == 0; })) {
+    throw runtime::Error(fmt::format(
+        "Not one request of {} tokens fits beside the weights; {} of {} is left for it.",
+        show_count(options.context), show_byte_size(options.memory_bytes - model.weight_bytes),
+        show_byte_size(options.memory_bytes)));
+  }
+}
+
 void run_plan(const PlanArguments& arguments) {
   if (arguments.model.empty() == arguments.shape.empty()) {
     throw UsageError("plan needs either --model DIR or --shape NAME.");
@@ -111,6 +130,8 @@ void run_plan(const PlanArguments& arguments) {
   }
   if (!arguments.json) {
     print_table(model, options, plans, reference);
+    flush_output();
+    require_requests(model, options, plans);
     return;
   }
   nlohmann::ordered_json result;
@@ -121,6 +142,8 @@ void run_plan(const PlanArguments& arguments) {
   result["checkpoint_every"] = options.checkpoint_every;
   for (const CachePlan& plan : plans) result["formats"].push_back(as_json(plan, reference));
   print_json(result);
+  flush_output();
+  require_requests(model, options, plans);
 }
 
 }  // namespace

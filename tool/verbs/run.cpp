@@ -164,8 +164,8 @@ void print_summary(const runtime::ModelConfig& config, const std::vector<Column>
 void run_run(const RunArguments& arguments) {
   const std::filesystem::path folder =
       arguments.model.empty() ? find_model() : std::filesystem::path(arguments.model);
-  const std::vector<lab::TaskFile> files = lab::load_tasks(folder / "tasks" / arguments.tier, 1);
   const LoadedModel loaded(folder, arguments.threads);
+  const std::vector<lab::TaskFile> files = lab::load_tasks(folder / "tasks" / arguments.tier, 1);
   const std::vector<runtime::StateFormat> formats = arguments.state.resolve(loaded.model.config());
   if (!arguments.json) {
     print(fmt::format("{} solves one {} prompt of every task, {} thread{}.\n\n",

@@ -39,6 +39,7 @@ struct StateVerbArguments {
   std::string other;
   std::string out;
   bool json = false;
+  const CLI::App* save = nullptr;
 };
 
 const char* kind_of(const SavedStates& states) { return states.session() ? "session" : "state"; }
@@ -105,8 +106,13 @@ void run_save(const StateVerbArguments& arguments) {
     throw UsageError("state save needs either --model or --session.");
   }
   if (arguments.session.empty()) {
+    refuse_options(*arguments.save, {"--layer"}, "takes a layer out of a --session");
     save_session_of_prompt(arguments);
   } else {
+    refuse_options(*arguments.save,
+                   {"--prompt", "--text", "--state", "--policy", "--window", "--rank",
+                    "--no-smoothing", "--stagger", "--threads"},
+                   "has no meaning with --session, of which a layer is taken as it is");
     save_blob_of_session(arguments);
   }
 }
@@ -321,6 +327,7 @@ void add_state(CLI::App& app, Verbs& verbs) {
   add_json(save);
   save->footer(
       "Example: leapquant state save --model models/gdn-16m --prompt 'S ABC' --out s.session");
+  arguments->save = save;
   verbs[save] = [arguments] { run_save(*arguments); };
 
   CLI::App* verify = state->add_subcommand("verify", "check every checksum");
