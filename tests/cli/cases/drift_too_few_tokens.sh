@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Fewer tokens than the first one that counts: a sentence instead of an empty table, before the work.
+# Fewer tokens than the first one that counts: a sentence before the work, not an empty table.
 # exit: 1
 # stdout:
 # stderr: leapquant: *"r"*300 tokens*--from*
@@ -10,7 +10,8 @@ text="$source/lab/texts/jargon_file.txt"
 head -c 200 "$text" >short.txt
 "$tool" drift --model "$model" --text "$text" --text short.txt 2>err >out
 [[ $? == 1 && "$(cat err)" == *'"short" has '*"--from"* && ! -s out ]] || exit 98
-"$tool" record --model "$model" --text "$text" --tokens 300 --out r.safetensors --quiet >out || exit 97
+"$tool" record --model "$model" --text "$text" --tokens 300 --out r.safetensors \
+  --quiet >out || exit 97
 "$tool" drift --inputs r.safetensors --csv d.csv
 code=$?
 must_not_exist d.csv

@@ -22,7 +22,7 @@ long="$model/tasks/long"
 # One round of this pool alone would take far longer than is allowed.
 check INT bench --pool 2GiB --rounds 1000 --threads 1 --state fp32:step --quiet
 check INT bench generate --model "$model" --tokens 30000 --state int8
-check INT drift --model "$model" --text "$text" --tokens 0 --state int8,int8+,int4+ --quiet --csv d.csv
+check INT drift --model "$model" --text "$text" --tokens 0 --state int8,int4+ --quiet --csv d.csv
 check TERM drift --model "$model" --text "$text" --tokens 0 --every 1000000 --state int4+ --quiet
 check INT eval --model "$model" --tasks "$long/recall.jsonl" --state int8 --quiet
 check INT eval --model "$model" --tasks "$long/recall.jsonl" --state int8 --no-kl --quiet
@@ -30,7 +30,8 @@ check TERM generate --model "$model" --prompt a --max-tokens 30000 --quiet
 check INT record --model "$model" --text "$text" --tokens 32000 --out r.safetensors --quiet
 check INT run --model "$model" --tier long --quiet
 # A session that was asked for is whole: it goes on where the text ended.
-"$tool" generate --model "$model" --prompt a --max-tokens 30000 --save-session s --quiet >out 2>err &
+"$tool" generate --model "$model" --prompt a --max-tokens 30000 --save-session s \
+  --quiet >out 2>err &
 sleep 1.5
 kill -INT $!
 wait $!

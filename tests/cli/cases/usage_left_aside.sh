@@ -26,7 +26,8 @@ refuse "--model has no meaning" drift --inputs a --model "$model"
 refuse "--segment has no meaning" drift --inputs a --segment 8
 refuse "--concatenate has no meaning" drift --inputs a --concatenate
 refuse "int8 twice" inspect "$model" --state int8,int8
-refuse "int8 twice" eval --model "$model" --tasks "$model/tasks/short" --state int8,fp32,int8:window=16
+refuse "int8 twice" eval --model "$model" --tasks "$model/tasks/short" \
+  --state int8,fp32,int8:window=16
 refuse "fp32:step twice" plan --shape qwen3.5-9b --memory 24GiB --state fp32,fp32:step
 must_not_exist x
 "$tool" drift --inputs a --tokens 5
