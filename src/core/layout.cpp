@@ -264,33 +264,39 @@ Status make_layout(const leapquant_shape& shape, const leapquant_format* formats
     return s;
   }
   const size_t heads = static_cast<size_t>(l.shape.num_v_heads);
+  const bool constant = l.shape.decay == LEAPQUANT_DECAY_CONSTANT;
+  if (!l.classes.allocate(static_cast<size_t>(num_formats)) || !l.head_class.allocate(heads) ||
+      !l.head_offset.allocate(heads) || !l.head_boundary.allocate(heads) ||
+      !l.decays.allocate(constant ? heads : 0)) {
+    return sentence->say(LEAPQUANT_OUT_OF_MEMORY,
+                         "the host refused memory for a layout of %d heads", l.shape.num_v_heads);
+  }
   for (int32_t i = 0; i < num_formats; ++i) {
     leapquant_format normalised;
     if (Status s = normalise_format(formats[i], &normalised, sentence)) return s;
-    l.classes.push_back(make_boundary_layout(normalised, l.shape.head_k_dim, l.shape.head_v_dim));
+    l.classes[static_cast<size_t>(i)] =
+        make_boundary_layout(normalised, l.shape.head_k_dim, l.shape.head_v_dim);
     if (Status s = check_formats_agree(l.classes[0].format, normalised, i, sentence)) return s;
   }
-  if (l.shape.decay == LEAPQUANT_DECAY_CONSTANT) {
-    l.decays.assign(l.shape.constant_log_decay, l.shape.constant_log_decay + heads);
-  }
-  l.shape.constant_log_decay = nullptr;  // callers read `decays`; a copied layout stays valid
+  for (size_t h = 0; h < l.decays.size(); ++h) l.decays[h] = l.shape.constant_log_decay[h];
+  l.shape.constant_log_decay = nullptr;  // callers read `decays`; a moved layout stays valid
   l.group = l.shape.num_v_heads / l.shape.num_k_heads;
   const leapquant_format& common = l.classes[0].format;
   l.per_step = common.policy == LEAPQUANT_PER_STEP;
   l.window_tokens = common.window;
-  for (int32_t h = 0; h < l.shape.num_v_heads; ++h) {
+  for (size_t at = 0; at < heads; ++at) {
+    const int32_t h = static_cast<int32_t>(at);
     const uint8_t index = head_format != nullptr ? head_format[h] : 0;
     if (index >= num_formats) {
       return sentence->say(LEAPQUANT_INVALID_ARGUMENT,
                            "head_format[%d] is %d, expected an index below num_formats, %d", h,
                            index, num_formats);
     }
-    l.head_class.push_back(index);
-    l.head_offset.push_back(l.state_bytes);
+    l.head_class[at] = index;
+    l.head_offset[at] = l.state_bytes;
     l.state_bytes += l.classes[index].bytes;
-    l.head_boundary.push_back(boundary_offset(l.shape.first_k_head + h / l.group,
-                                              l.shape.total_k_heads, l.window_tokens,
-                                              common.stagger != 0));
+    l.head_boundary[at] = boundary_offset(l.shape.first_k_head + h / l.group, l.shape.total_k_heads,
+                                          l.window_tokens, common.stagger != 0);
   }
   l.window = make_window_layout(l);
   *layout = std::move(l);

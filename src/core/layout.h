@@ -6,8 +6,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "core/array.h"
 #include "core/sentence.h"
 #include "leapquant/leapquant.h"
 
@@ -56,12 +56,12 @@ struct WindowLayout {
 
 // A whole layer: shape, the classes of its heads and where each head lies in a state slot.
 struct Layout {
-  leapquant_shape shape;                // normalised; constant_log_decay is null, see `decays`
-  std::vector<float> decays;            // [HV] constant log decays, else empty
-  std::vector<BoundaryLayout> classes;  // distinct formats
-  std::vector<uint8_t> head_class;      // [HV]
-  std::vector<int64_t> head_offset;     // [HV] offset of the head's boundary state in a slot
-  std::vector<int32_t> head_boundary;   // [HV] boundary offset s of the head
+  leapquant_shape shape;          // normalised; constant_log_decay is null, see `decays`
+  Array<float> decays;            // [HV] constant log decays, else empty
+  Array<BoundaryLayout> classes;  // distinct formats
+  Array<uint8_t> head_class;      // [HV]
+  Array<int64_t> head_offset;     // [HV] offset of the head's boundary state in a slot
+  Array<int32_t> head_boundary;   // [HV] boundary offset s of the head
   WindowLayout window;
   int64_t state_bytes = 0;    // of a slot, multiple of 16
   int32_t group = 0;          // value heads per key head
@@ -80,6 +80,7 @@ Status normalise_shape(const leapquant_shape& given, leapquant_shape* shape, Sen
 
 BoundaryLayout make_boundary_layout(const leapquant_format& normalised, int32_t k_dim,
                                     int32_t v_dim);
+// OUT_OF_MEMORY when the host refuses the arrays; on any failure *layout is as it was.
 Status make_layout(const leapquant_shape& shape, const leapquant_format* formats,
                    int32_t num_formats, const uint8_t* head_format, Layout* layout,
                    Sentence* sentence);

@@ -36,6 +36,21 @@ std::vector<std::byte> bytes_of(const T* data, int64_t count) {
   std::abort();
 }
 
+// Layouts do not copy: this makes the same one again.
+Layout same_layout(const Layout& from) {
+  std::vector<leapquant_format> formats;
+  for (const BoundaryLayout& head : from.classes) formats.push_back(head.format);
+  leapquant_shape shape = from.shape;
+  shape.constant_log_decay = from.decays.data();
+  Layout layout;
+  Sentence sentence;
+  if (make_layout(shape, formats.data(), static_cast<int32_t>(formats.size()),
+                  from.head_class.data(), &layout, &sentence) != LEAPQUANT_OK) {
+    stop(sentence.text);
+  }
+  return layout;
+}
+
 }  // namespace
 
 PoolMemory::PoolMemory(const Layout& layout, int32_t num_slots)
@@ -137,7 +152,7 @@ Layout make_test_layout(const leapquant_shape& shape, const std::string& text) {
 }
 
 Session::Session(const TestBackend& backend, const Layout& layout, int32_t num_slots)
-    : backend_(backend), layout_(layout), memory_(layout, num_slots) {
+    : backend_(backend), layout_(same_layout(layout)), memory_(layout, num_slots) {
   Sentence why_not;
   if (backend_.table->accepts(layout_, &why_not) != LEAPQUANT_OK) stop(why_not.text);
 }

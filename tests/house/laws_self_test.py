@@ -68,6 +68,16 @@ FAULTS = [
     ("library_is_silent", "src/core/b.cpp", LICENCE + 'void f() { std::printf("x"); }\n'),
     ("library_is_silent", "src/capi/b.cpp", LICENCE + "void f() { std::abort(); }\n"),
     ("library_is_silent", "src/cpu/b.cpp", LICENCE + "void f() { throw 1; }\n"),
+    (
+        "library_allocates_without_throwing",
+        "src/core/b.cpp",
+        LICENCE + "#include <vector>\nstd::vector<int> x;\n",
+    ),
+    (
+        "library_allocates_without_throwing",
+        "src/capi/b.cpp",
+        LICENCE + "int* f() { return new int[3]; }\n",
+    ),
     ("links_resolve", "docs/B.md", "[gone](gone.md)\n"),
     ("links_resolve", "docs/B.md", "[gone](A.md#the-second-part)\n"),
     ("links_resolve", "docs/B.md", '<img src="gone.svg">\n'),

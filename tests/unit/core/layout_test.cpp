@@ -126,7 +126,8 @@ TEST(Layout, MixedFormatsByHead) {
             LEAPQUANT_OK)
       << sentence.text;
   EXPECT_EQ(layout.state_bytes, 11072 + 18736 + 11072);
-  EXPECT_EQ(layout.head_offset, (std::vector<int64_t>{0, 11072, 11072 + 18736}));
+  EXPECT_EQ(std::vector<int64_t>(layout.head_offset.begin(), layout.head_offset.end()),
+            (std::vector<int64_t>{0, 11072, 11072 + 18736}));
 }
 
 TEST(Layout, ShapesThatCannotBe) {
