@@ -13,7 +13,7 @@ find_program(LEAPQUANT_PYTHON NAMES python3 REQUIRED)
 mark_as_advanced(LEAPQUANT_PYTHON)
 
 # `ninja leapquant_unit_tests leapquant_fuzz_tests` builds just those rooms.
-foreach(label IN ITEMS unit property conformance golden fuzz capi cli python house)
+foreach(label IN ITEMS unit property conformance cuda gpu golden fuzz capi cli python house)
   add_custom_target(leapquant_${label}_tests)
 endforeach()
 

@@ -298,6 +298,12 @@ typedef struct leapquant_pool {
 } leapquant_pool;
 
 /* ---- Launch: threads or stream, workspace, checks ------------------------------------------- */
+/* On a device, whatever a call's structs point to is memory of the device: pool, tensors,
+ * parameters, slots, positions, counts, offsets, checkpoints, status and workspace. The structs
+ * themselves are the host's. A call puts its work into the stream and does not wait, so that it can
+ * be captured in a graph; what it launches depends on sizes only, never on slots or positions. Codes
+ * lie in an order of the device's own; save, load, export and import give canonical ones. Save and
+ * load wait; the caller has waited for what wrote the slot. */
 
 typedef void (*leapquant_task)(void* argument, int32_t task, int32_t worker);
 /* How a call spreads its work: run must execute task(argument, i, worker) once for every i in
@@ -312,7 +318,8 @@ typedef struct leapquant_runner {
 typedef enum leapquant_check {
   LEAPQUANT_CHECK_DEFAULT = 0, /* full on the CPU, off on a device */
   LEAPQUANT_CHECK_FULL = 1,    /* slots and positions are verified at the door (nothing changes on
-                                  failure); faults of single sequences become the call's status */
+                                  failure); faults of single sequences become the call's status.
+                                  On a device only the latter, after waiting for the call */
   LEAPQUANT_CHECK_OFF = 2      /* faults only reach the per-sequence status array */
 } leapquant_check;
 
@@ -562,7 +569,7 @@ LEAPQUANT_API leapquant_status leapquant_inspect(const void* buffer, size_t byte
                                                  leapquant_saved_info* info, uint8_t* head_format,
                                                  int32_t head_format_capacity);
 
-/* ---- Slots: an allocator with a byte budget (CPU memory) on top of the raw operations ------- */
+/* ---- Slots: an allocator with a byte budget on top of the raw operations --------------------- */
 
 typedef struct leapquant_slots leapquant_slots;
 typedef struct leapquant_slots_usage {
@@ -577,8 +584,9 @@ typedef struct leapquant_slots_usage {
 /* One pool for num_layers equal layers under a budget in bytes: a sequence slot costs state, window
  * and metadata bytes of every layer, a checkpoint slot state and metadata only. Address space for
  * every mix of slots is reserved at creation; pages are taken when a slot is acquired and given
- * back when it is released, so that resident memory follows the live slots. The layout must outlive
- * the slots. Errors: NULL_POINTER, INVALID_ARGUMENT, BUFFER_TOO_SMALL (not even one sequence fits;
+ * back when it is released, so that resident memory follows the live slots. On a device all memory
+ * is taken at creation: the budget, and the windows of as many sequences as fit it; acquiring a slot
+ * waits for the device. The layout must outlive the slots. Errors: NULL_POINTER, INVALID_ARGUMENT, BUFFER_TOO_SMALL (not even one sequence fits;
  * the sentence says how many bytes one needs), OUT_OF_MEMORY. Thread-safe: every call locks. */
 LEAPQUANT_API leapquant_status leapquant_slots_create(const leapquant_layout* layout,
                                                       int32_t num_layers, int64_t budget_bytes,

@@ -7,6 +7,9 @@
 #include <cstring>
 
 #include "cpu/backend.h"
+#ifdef LEAPQUANT_WITH_CUDA
+#include "cuda/backend.h"
+#endif
 
 namespace leapquant {
 namespace {
@@ -34,9 +37,14 @@ Status choose_backend_from(const Backend* const* backends, size_t count, const L
     if (backends[i]->device != device) continue;
     asked = true;
     Sentence why_not;
-    if (backends[i]->accepts(layout, &why_not) == LEAPQUANT_OK) {
+    const Status status = backends[i]->accepts(layout, &why_not);
+    if (status == LEAPQUANT_OK) {
       *chosen = backends[i];
       return LEAPQUANT_OK;
+    }
+    if (status == LEAPQUANT_DEVICE_UNAVAILABLE) {  // no other backend can mend that
+      *sentence = why_not;
+      return status;
     }
     append_reason(&reasons, why_not);
   }
@@ -50,11 +58,22 @@ Status choose_backend_from(const Backend* const* backends, size_t count, const L
   return LEAPQUANT_UNSUPPORTED;
 }
 
+const Backend* const* built_in_backends(size_t* count) {
+#ifdef LEAPQUANT_WITH_CUDA
+  static const Backend* const backends[] = {&cpu::cpu_backend(), &cuda::backend_128(),
+                                            &cuda::general_backend()};
+#else
+  static const Backend* const backends[] = {&cpu::cpu_backend()};
+#endif
+  *count = sizeof(backends) / sizeof(backends[0]);
+  return backends;
+}
+
 Status choose_backend(const Layout& layout, leapquant_device device, const Backend** chosen,
                       Sentence* sentence) {
-  const Backend* const backends[] = {&cpu::cpu_backend()};
-  return choose_backend_from(backends, sizeof(backends) / sizeof(backends[0]), layout, device,
-                             chosen, sentence);
+  size_t count = 0;
+  const Backend* const* backends = built_in_backends(&count);
+  return choose_backend_from(backends, count, layout, device, chosen, sentence);
 }
 
 }  // namespace leapquant

@@ -210,6 +210,29 @@ const int32_t* mask_faulty(const Call& call, const Sequences& q) {
   return masked;
 }
 
+// Checks on a device: waits for the call and looks for the first faulty sequence.
+Status close_device_call(const Call& call, int32_t batch, const char* operation,
+                         const int32_t* status) {
+  constexpr int32_t kPart = 256;
+  const DeviceMemory& memory = *call.backend().memory;
+  if (Status s = memory.wait(call.launch.stream, last_error())) return s;
+  for (int32_t first = 0; first < batch; first += kPart) {
+    int32_t part[kPart];
+    const int32_t count = batch - first < kPart ? batch - first : kPart;
+    if (Status s = memory.read(part, status + first, sizeof(int32_t) * static_cast<size_t>(count),
+                               last_error())) {
+      return s;
+    }
+    for (int32_t i = 0; i < count; ++i) {
+      if (part[i] == LEAPQUANT_OK) continue;
+      const Status fault = static_cast<Status>(part[i]);
+      return fail(fault, "sequence %d of %s was left unchanged: %s", first + i, operation,
+                  leapquant_status_string(fault));
+    }
+  }
+  return LEAPQUANT_OK;
+}
+
 }  // namespace
 
 Status check_pool(const leapquant_layout* handle, const leapquant_pool* given,
@@ -242,9 +265,8 @@ Status open_call(const leapquant_layout* layout, const leapquant_pool* pool,
   call->handle = layout;
   if (Status s = check_pool(layout, pool, &call->pool)) return s;
   if (Status s = check_launch(launch, &call->launch)) return s;
-  const bool on_cpu = layout->backend->device == LEAPQUANT_CPU;
   call->full = call->launch.check == LEAPQUANT_CHECK_FULL ||
-               (call->launch.check == LEAPQUANT_CHECK_DEFAULT && on_cpu);
+               (call->launch.check == LEAPQUANT_CHECK_DEFAULT && !call->on_device());
   return LEAPQUANT_OK;
 }
 
@@ -276,6 +298,7 @@ Status check_sequences(const Call& call, const Sequences& q, const int32_t** sta
   if (q.batch == 0) return LEAPQUANT_OK;
   if (q.states == nullptr) return fail(LEAPQUANT_NULL_POINTER, "state_slots is null");
   if (q.positions == nullptr) return fail(LEAPQUANT_NULL_POINTER, "positions is null");
+  if (call.on_device()) return LEAPQUANT_OK;
   if (!call.full) {
     *states = mask_faulty(call, q);
     return LEAPQUANT_OK;
@@ -308,6 +331,7 @@ Status close_call(const Call& call, const Sequences& q, const int32_t* states,
     }
   }
   if (!call.full) return LEAPQUANT_OK;
+  if (call.on_device()) return close_device_call(call, q.batch, operation, status);
   for (int32_t i = 0; i < q.batch; ++i) {
     if (status[i] == LEAPQUANT_OK) continue;
     const Status fault = static_cast<Status>(status[i]);

@@ -19,6 +19,8 @@ struct Call {
   const Layout& layout() const { return handle->layout; }
   const Backend& backend() const { return *handle->backend; }
   bool windowed() const { return handle->layout.window.bytes > 0; }
+  // Arrays, tensors and pool lie where the host may not look: the backend checks them.
+  bool on_device() const { return handle->backend->memory != nullptr; }
 };
 
 Status check_pool(const leapquant_layout* handle, const leapquant_pool* given,
@@ -28,6 +30,20 @@ Status check_pool(const leapquant_layout* handle, const leapquant_pool* given,
 Status open_call(const leapquant_layout* layout, const leapquant_pool* pool,
                  const leapquant_launch* launch, Call* call);
 Status check_workspace(const Call& call, int32_t batch);
+
+// The first checks of every operation on a batch: those above, a copy of the arguments, and the
+// status array of a batch that is not empty.
+template <typename Args>
+Status open_operation(const leapquant_layout* layout, const leapquant_pool* pool, const Args* given,
+                      const leapquant_launch* launch, Call* call, Args* args) {
+  if (Status s = open_call(layout, pool, launch, call)) return s;
+  if (Status s = take_struct(given, "args", args)) return s;
+  if (Status s = check_workspace(*call, args->batch)) return s;
+  if (args->batch > 0 && args->status == nullptr) {
+    return fail(LEAPQUANT_NULL_POINTER, "args.status is null");
+  }
+  return LEAPQUANT_OK;
+}
 
 // What the sequences of a call name. Arrays [batch]; null where the header allows it.
 struct Sequences {
@@ -49,9 +65,21 @@ struct Sequences {
   }
 };
 
-// Finds faults that the host can see. With checks on, the first one is the answer and nothing is
-// done. With checks off, faulty sequences are turned into padding rows: *states becomes the array
-// to hand to the backend, and close_call writes their faults into the status array.
+// The common arguments of an operation, with the defaults of the rest.
+template <typename Args>
+Sequences sequences_of(const Args& args) {
+  Sequences sequences;
+  sequences.batch = args.batch;
+  sequences.states = args.state_slots;
+  sequences.windows = args.window_slots;
+  sequences.positions = args.positions;
+  return sequences;
+}
+
+// Finds faults that the host can see; on a device there are none. With checks on, the first one is
+// the answer and nothing is done. With checks off, faulty sequences are turned into padding rows:
+// *states becomes the array to hand to the backend, and close_call writes their faults into the
+// status array.
 Status check_sequences(const Call& call, const Sequences& sequences, const int32_t** states);
 
 // After the backend: its own failure, or with checks on the first faulty sequence as the call's

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // C API: leapquant_copy and leapquant_reset. Neither has a status per sequence: every fault refuses
-// the call, with checks on or off.
+// the call, with checks on or off. On a device slots out of range are left alone.
 #include "capi/call.h"
 
 namespace leapquant::capi {
@@ -28,6 +28,57 @@ Status check_windows(const Call& call, const char* name, const int32_t* states,
   return check_slot_range(windows_name, windows, batch, call.pool.num_window_slots);
 }
 
+struct CopyArrays {
+  const int32_t* source_states;
+  const int32_t* source_windows;
+  const int32_t* destination_states;
+  const int32_t* destination_windows;
+};
+
+Status check_copy(const Call& call, int32_t batch, const CopyArrays& arrays) {
+  const char* from = "source_state_slots";
+  const char* to = "destination_state_slots";
+  const int32_t slots = call.pool.num_state_slots;
+  if (Status s = check_slot_range(from, arrays.source_states, batch, slots)) return s;
+  if (Status s = check_slot_range(to, arrays.destination_states, batch, slots)) return s;
+  for (int32_t i = 0; i < batch; ++i) {
+    if ((arrays.source_states[i] < 0) != (arrays.destination_states[i] < 0)) {
+      return fail(LEAPQUANT_SLOT_OUT_OF_RANGE,
+                  "%s[%d] is %d and %s[%d] is %d: expected both to be slots, or both negative",
+                  from, i, arrays.source_states[i], to, i, arrays.destination_states[i]);
+    }
+  }
+  if (Status s = check_slots_differ(to, arrays.destination_states, batch, slots)) return s;
+  if (Status s = check_slots_apart(from, arrays.source_states, batch, to, arrays.destination_states,
+                                   batch, slots, false)) {
+    return s;
+  }
+  const char* from_window = "source_window_slots";
+  const char* to_window = "destination_window_slots";
+  if (Status s = check_windows(call, from, arrays.source_states, from_window, arrays.source_windows,
+                               batch)) {
+    return s;
+  }
+  if (Status s = check_windows(call, to, arrays.destination_states, to_window,
+                               arrays.destination_windows, batch)) {
+    return s;
+  }
+  if (call.windowed()) {
+    // An array that is not given is the states', and these have been compared already.
+    const int32_t windows = call.pool.num_window_slots;
+    const int32_t* from_slots =
+        arrays.source_windows != nullptr ? arrays.source_windows : arrays.source_states;
+    const int32_t* to_slots = arrays.destination_windows != nullptr ? arrays.destination_windows
+                                                                    : arrays.destination_states;
+    if (Status s = check_slots_differ(to_window, to_slots, batch, windows)) return s;
+    if (Status s = check_slots_apart(from_window, from_slots, batch, to_window, to_slots, batch,
+                                     windows, false)) {
+      return s;
+    }
+  }
+  return LEAPQUANT_OK;
+}
+
 Status copy(const leapquant_layout* layout, const leapquant_pool* pool, int32_t batch,
             const int32_t* source_states, const int32_t* source_windows,
             const int32_t* destination_states, const int32_t* destination_windows,
@@ -40,41 +91,10 @@ Status copy(const leapquant_layout* layout, const leapquant_pool* pool, int32_t 
   const char* to = "destination_state_slots";
   if (source_states == nullptr) return fail(LEAPQUANT_NULL_POINTER, "%s is null", from);
   if (destination_states == nullptr) return fail(LEAPQUANT_NULL_POINTER, "%s is null", to);
-  const int32_t slots = call.pool.num_state_slots;
-  if (Status s = check_slot_range(from, source_states, batch, slots)) return s;
-  if (Status s = check_slot_range(to, destination_states, batch, slots)) return s;
-  for (int32_t i = 0; i < batch; ++i) {
-    if ((source_states[i] < 0) != (destination_states[i] < 0)) {
-      return fail(LEAPQUANT_SLOT_OUT_OF_RANGE,
-                  "%s[%d] is %d and %s[%d] is %d: expected both to be slots, or both negative",
-                  from, i, source_states[i], to, i, destination_states[i]);
-    }
-  }
-  if (Status s = check_slots_differ(to, destination_states, batch, slots)) return s;
-  if (Status s = check_slots_apart(from, source_states, batch, to, destination_states, batch, slots,
-                                   false)) {
-    return s;
-  }
-  const char* from_window = "source_window_slots";
-  const char* to_window = "destination_window_slots";
-  if (Status s = check_windows(call, from, source_states, from_window, source_windows, batch)) {
-    return s;
-  }
-  if (Status s =
-          check_windows(call, to, destination_states, to_window, destination_windows, batch)) {
-    return s;
-  }
-  if (call.windowed()) {
-    // An array that is not given is the states', and these have been compared already.
-    const int32_t windows = call.pool.num_window_slots;
-    const int32_t* from_slots = source_windows != nullptr ? source_windows : source_states;
-    const int32_t* to_slots =
-        destination_windows != nullptr ? destination_windows : destination_states;
-    if (Status s = check_slots_differ(to_window, to_slots, batch, windows)) return s;
-    if (Status s = check_slots_apart(from_window, from_slots, batch, to_window, to_slots, batch,
-                                     windows, false)) {
-      return s;
-    }
+  if (!call.on_device()) {
+    const CopyArrays arrays = {source_states, source_windows, destination_states,
+                               destination_windows};
+    if (Status s = check_copy(call, batch, arrays)) return s;
   }
   const Status done =
       call.backend().copy(call.layout(), call.pool, batch, source_states, source_windows,
@@ -84,15 +104,8 @@ Status copy(const leapquant_layout* layout, const leapquant_pool* pool, int32_t 
                                      leapquant_status_string(done));
 }
 
-Status reset(const leapquant_layout* layout, const leapquant_pool* pool, int32_t batch,
-             const int32_t* states, const int32_t* windows, const int32_t* positions,
-             const leapquant_launch* launch) {
-  Call call;
-  if (Status s = open_call(layout, pool, launch, &call)) return s;
-  if (Status s = check_workspace(call, batch)) return s;
-  if (batch == 0) return LEAPQUANT_OK;
-  if (states == nullptr) return fail(LEAPQUANT_NULL_POINTER, "state_slots is null");
-  if (positions == nullptr) return fail(LEAPQUANT_NULL_POINTER, "positions is null");
+Status check_reset(const Call& call, int32_t batch, const int32_t* states, const int32_t* windows,
+                   const int32_t* positions) {
   const int32_t slots = call.pool.num_state_slots;
   if (Status s = check_slot_range("state_slots", states, batch, slots)) return s;
   if (Status s = check_slots_differ("state_slots", states, batch, slots)) return s;
@@ -109,6 +122,21 @@ Status reset(const leapquant_layout* layout, const leapquant_pool* pool, int32_t
       return fail(LEAPQUANT_INVALID_ARGUMENT, "positions[%d] is %d, expected at least 0", i,
                   positions[i]);
     }
+  }
+  return LEAPQUANT_OK;
+}
+
+Status reset(const leapquant_layout* layout, const leapquant_pool* pool, int32_t batch,
+             const int32_t* states, const int32_t* windows, const int32_t* positions,
+             const leapquant_launch* launch) {
+  Call call;
+  if (Status s = open_call(layout, pool, launch, &call)) return s;
+  if (Status s = check_workspace(call, batch)) return s;
+  if (batch == 0) return LEAPQUANT_OK;
+  if (states == nullptr) return fail(LEAPQUANT_NULL_POINTER, "state_slots is null");
+  if (positions == nullptr) return fail(LEAPQUANT_NULL_POINTER, "positions is null");
+  if (!call.on_device()) {
+    if (Status s = check_reset(call, batch, states, windows, positions)) return s;
   }
   const Status done = call.backend().reset(call.layout(), call.pool, batch, states, windows,
                                            positions, call.launch);

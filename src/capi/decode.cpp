@@ -7,14 +7,15 @@
 namespace leapquant::capi {
 namespace {
 
-Status check_token_counts(const leapquant_decode_args& args, int32_t max_tokens) {
+Status check_token_counts(const Call& call, const leapquant_decode_args& args) {
+  const int32_t max_tokens = call.layout().shape.max_tokens;
   if (args.tokens < 1 || args.tokens > max_tokens) {
     return fail(LEAPQUANT_INVALID_ARGUMENT,
                 "args.tokens is %d, expected 1 to shape.max_tokens, %d (a call of no tokens has "
                 "nothing to decode)",
                 args.tokens, max_tokens);
   }
-  if (args.num_tokens == nullptr) return LEAPQUANT_OK;
+  if (args.num_tokens == nullptr || call.on_device()) return LEAPQUANT_OK;
   for (int32_t i = 0; i < args.batch; ++i) {
     if (args.num_tokens[i] < 0 || args.num_tokens[i] > args.tokens) {
       return fail(LEAPQUANT_INVALID_ARGUMENT,
@@ -40,21 +41,14 @@ void describe(const void* context, int32_t sequence, Status fault, Sentence* tex
 Status decode(const leapquant_layout* layout, const leapquant_pool* pool,
               const leapquant_decode_args* given, const leapquant_launch* launch) {
   Call call;
-  if (Status s = open_call(layout, pool, launch, &call)) return s;
   leapquant_decode_args args;
-  if (Status s = take_struct(given, "args", &args)) return s;
-  if (Status s = check_workspace(call, args.batch)) return s;
-  if (Status s = check_token_counts(args, call.layout().shape.max_tokens)) return s;
+  if (Status s = open_operation(layout, pool, given, launch, &call, &args)) return s;
+  if (Status s = check_token_counts(call, args)) return s;
   if (args.batch == 0) return LEAPQUANT_OK;
-  if (args.status == nullptr) return fail(LEAPQUANT_NULL_POINTER, "args.status is null");
   const Leading leading = {.sequences = args.batch, .tokens = args.tokens};
   if (Status s = check_tensors(call, leading, &args.inputs, &args.output)) return s;
 
-  Sequences sequences;
-  sequences.batch = args.batch;
-  sequences.states = args.state_slots;
-  sequences.windows = args.window_slots;
-  sequences.positions = args.positions;
+  Sequences sequences = sequences_of(args);
   sequences.tokens = args.num_tokens;
   sequences.all_tokens = args.tokens;
   sequences.needs_window = true;

@@ -27,21 +27,14 @@ Status check_destinations(const Call& call, const leapquant_fold_args& args) {
 Status fold(const leapquant_layout* layout, const leapquant_pool* pool,
             const leapquant_fold_args* given, const leapquant_launch* launch) {
   Call call;
-  if (Status s = open_call(layout, pool, launch, &call)) return s;
   leapquant_fold_args args;
-  if (Status s = take_struct(given, "args", &args)) return s;
-  if (Status s = check_workspace(call, args.batch)) return s;
+  if (Status s = open_operation(layout, pool, given, launch, &call, &args)) return s;
   if (args.batch == 0) return LEAPQUANT_OK;
-  if (args.status == nullptr) return fail(LEAPQUANT_NULL_POINTER, "args.status is null");
   if (args.state_slots == nullptr) return fail(LEAPQUANT_NULL_POINTER, "state_slots is null");
-  if (args.destination_slots != nullptr) {
+  if (args.destination_slots != nullptr && !call.on_device()) {
     if (Status s = check_destinations(call, args)) return s;
   }
-  Sequences sequences;
-  sequences.batch = args.batch;
-  sequences.states = args.state_slots;
-  sequences.windows = args.window_slots;
-  sequences.positions = args.positions;
+  Sequences sequences = sequences_of(args);
   sequences.writes_slots = args.destination_slots == nullptr;
   if (Status s = check_sequences(call, sequences, &args.state_slots)) return s;
   const Status done = call.backend().fold(call.layout(), call.pool, args, call.launch);

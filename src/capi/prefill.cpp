@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // C API: leapquant_prefill.
+#include <climits>
+
 #include "capi/call.h"
 #include "capi/slot_marks.h"
 #include "capi/tensors.h"
@@ -8,10 +10,11 @@
 namespace leapquant::capi {
 namespace {
 
-Status check_token_offsets(const leapquant_prefill_args& args) {
+Status check_token_offsets(const leapquant_prefill_args& args, bool on_device) {
   if (args.token_offsets == nullptr) {
     return fail(LEAPQUANT_NULL_POINTER, "args.token_offsets is null");
   }
+  if (on_device) return LEAPQUANT_OK;
   if (args.token_offsets[0] != 0) {
     return fail(LEAPQUANT_INVALID_ARGUMENT, "args.token_offsets[0] is %d, expected 0",
                 args.token_offsets[0]);
@@ -86,7 +89,8 @@ Status check_checkpoint_slots(const leapquant_prefill_args& args, int32_t num_st
   return LEAPQUANT_OK;
 }
 
-Status check_checkpoints(const leapquant_prefill_args& args, int32_t num_state_slots) {
+Status check_checkpoints(const leapquant_prefill_args& args, int32_t num_state_slots,
+                         bool on_device) {
   if (args.num_checkpoints < 0) {
     return fail(LEAPQUANT_INVALID_ARGUMENT, "args.num_checkpoints is %d, expected at least 0",
                 args.num_checkpoints);
@@ -101,6 +105,7 @@ Status check_checkpoints(const leapquant_prefill_args& args, int32_t num_state_s
   }
   if (args.state_slots == nullptr) return fail(LEAPQUANT_NULL_POINTER, "state_slots is null");
   if (args.positions == nullptr) return fail(LEAPQUANT_NULL_POINTER, "positions is null");
+  if (on_device) return LEAPQUANT_OK;
   for (int32_t c = 0; c < args.num_checkpoints; ++c) {
     if (Status s = check_checkpoint(args, c, num_state_slots)) return s;
   }
@@ -122,26 +127,21 @@ void describe(const void* context, int32_t sequence, Status fault, Sentence* tex
 Status prefill(const leapquant_layout* layout, const leapquant_pool* pool,
                const leapquant_prefill_args* given, const leapquant_launch* launch) {
   Call call;
-  if (Status s = open_call(layout, pool, launch, &call)) return s;
   leapquant_prefill_args args;
-  if (Status s = take_struct(given, "args", &args)) return s;
-  if (Status s = check_workspace(call, args.batch)) return s;
+  if (Status s = open_operation(layout, pool, given, launch, &call, &args)) return s;
   if (args.batch == 0) return LEAPQUANT_OK;
-  if (args.status == nullptr) return fail(LEAPQUANT_NULL_POINTER, "args.status is null");
-  if (Status s = check_token_offsets(args)) return s;
-  const Leading leading = {
-      .sequences = 1, .tokens = args.token_offsets[args.batch], .has_sequences = false};
+  if (Status s = check_token_offsets(args, call.on_device())) return s;
+  // How many tokens a device's call has stands where the host may not look; strides are checked
+  // for as many as there may be.
+  const int32_t all_tokens = call.on_device() ? INT32_MAX : args.token_offsets[args.batch];
+  const Leading leading = {.sequences = 1, .tokens = all_tokens, .has_sequences = false};
   if (leading.tokens > 0) {
     if (Status s = check_tensors(call, leading, &args.inputs, &args.output)) return s;
   }
-  Sequences sequences;
-  sequences.batch = args.batch;
-  sequences.states = args.state_slots;
-  sequences.windows = args.window_slots;
-  sequences.positions = args.positions;
+  Sequences sequences = sequences_of(args);
   sequences.token_offsets = args.token_offsets;
   sequences.skips_empty = true;
-  if (Status s = check_checkpoints(args, call.pool.num_state_slots)) return s;
+  if (Status s = check_checkpoints(args, call.pool.num_state_slots, call.on_device())) return s;
   if (Status s = check_sequences(call, sequences, &args.state_slots)) return s;
   const Status done = call.backend().prefill(call.layout(), call.pool, args, call.launch);
   const Described described = {&call.layout(), &args};

@@ -4,55 +4,27 @@
 #include <climits>
 
 #include "capi/blob.h"
-#include "capi/call.h"
-#include "core/pool.h"
+#include "capi/slot_view.h"
 #include "core/position.h"
 
 namespace leapquant::capi {
 namespace {
 
-// One slot of a checked pool.
-struct Slot {
-  const Layout* layout;
-  leapquant_pool pool;
-  int32_t state;
-  int32_t window;  // < 0: none
-  int32_t base(int32_t v_head) const { return base_of(*layout, pool, state, v_head); }
-};
-
-Status open_slot(const leapquant_layout* layout, const leapquant_pool* pool, int32_t state_slot,
-                 int32_t window_slot, Slot* slot) {
-  if (Status s = check_pool(layout, pool, &slot->pool)) return s;
-  slot->layout = &layout->layout;
-  if (state_slot < 0 || state_slot >= slot->pool.num_state_slots) {
-    return fail(LEAPQUANT_SLOT_OUT_OF_RANGE, "state_slot is %d, expected 0 to %d", state_slot,
-                slot->pool.num_state_slots - 1);
-  }
-  const bool windowed = slot->layout->window.bytes > 0;
-  if (windowed && window_slot >= slot->pool.num_window_slots) {
-    return fail(LEAPQUANT_SLOT_OUT_OF_RANGE, "window_slot is %d, expected below %d", window_slot,
-                slot->pool.num_window_slots);
-  }
-  slot->state = state_slot;
-  slot->window = windowed ? window_slot : -1;
-  return LEAPQUANT_OK;
-}
-
-Status check_position(const Slot& slot, int32_t position) {
+Status check_position(const SlotView& slot, int32_t position) {
   const int32_t room = slot.window >= 0 ? slot.layout->window.ring_tokens : 0;
   for (int32_t h = 0; h < slot.layout->shape.num_v_heads; ++h) {
     const int32_t base = slot.base(h);
     if (position < base || base < 0) {
       return fail(LEAPQUANT_POSITION_BELOW_BASE,
                   "position is %d, but the base of value head %d in state slot %d is %d", position,
-                  h, slot.state, base);
+                  h, slot.named_state, base);
     }
     if (position - base > room) {
       return fail(
           LEAPQUANT_POSITION_PAST_WINDOW,
           "position is %d, but value head %d in state slot %d stands at %d and only %d records "
           "after it can be in the window (window_slot %d)",
-          position, h, slot.state, base, room, slot.window);
+          position, h, slot.named_state, base, room, slot.named_window);
     }
   }
   return LEAPQUANT_OK;
@@ -64,7 +36,7 @@ struct BlobSize {
   size_t total = 0;
 };
 
-BlobSize blob_size(const Slot& slot, int32_t position) {
+BlobSize blob_size(const SlotView& slot, int32_t position) {
   const Layout& layout = *slot.layout;
   BlobSize size;
   size.header = header_layout(static_cast<int32_t>(layout.classes.size()), layout.shape.num_v_heads,
@@ -89,7 +61,7 @@ void write_formats(const Layout& layout, uint8_t* at) {
   }
 }
 
-void write_tables(const Slot& slot, const HeaderLayout& header, uint8_t* blob) {
+void write_tables(const SlotView& slot, const HeaderLayout& header, uint8_t* blob) {
   const Layout& layout = *slot.layout;
   write_formats(layout, blob + header.formats);
   for (int32_t h = 0; h < layout.shape.num_v_heads; ++h) {
@@ -107,7 +79,8 @@ void write_tables(const Slot& slot, const HeaderLayout& header, uint8_t* blob) {
 
 // Calls move(saved, ring, bytes) for every record's part, in the order of the window section.
 template <typename BaseOf, typename Move>
-void for_each_record(const Slot& slot, int32_t position, BaseOf base_of_head, const Move& move) {
+void for_each_record(const SlotView& slot, int32_t position, BaseOf base_of_head,
+                     const Move& move) {
   const Layout& layout = *slot.layout;
   const WindowLayout& w = layout.window;
   const WindowBytes row = window_bytes(layout.shape, layout.classes[0].format);
@@ -135,8 +108,8 @@ void for_each_record(const Slot& slot, int32_t position, BaseOf base_of_head, co
   }
 }
 
-void write_prefix(const Slot& slot, const BlobSize& size, int32_t position, uint64_t fingerprint,
-                  uint8_t* blob) {
+void write_prefix(const SlotView& slot, const BlobSize& size, int32_t position,
+                  uint64_t fingerprint, uint8_t* blob) {
   const Layout& layout = *slot.layout;
   const leapquant_shape& s = layout.shape;
   int32_t smallest = position;
@@ -166,7 +139,7 @@ void write_prefix(const Slot& slot, const BlobSize& size, int32_t position, uint
   store_number(blob + prefix::kPrefixChecksum, prefix_checksum(blob));
 }
 
-void write_blob(const Slot& slot, const BlobSize& size, int32_t position, uint64_t fingerprint,
+void write_blob(const SlotView& slot, const BlobSize& size, int32_t position, uint64_t fingerprint,
                 uint8_t* blob) {
   const Layout& layout = *slot.layout;
   std::memset(blob, 0, size.header.bytes);
@@ -244,7 +217,7 @@ Status check_same_formats(const SavedBlob& blob, const Layout& layout) {
   return LEAPQUANT_OK;
 }
 
-Status check_fits(const SavedBlob& blob, const Slot& slot) {
+Status check_fits(const SavedBlob& blob, const SlotView& slot) {
   if (blob.num_records == 0) return LEAPQUANT_OK;
   if (slot.window < 0) {
     return fail(LEAPQUANT_POSITION_PAST_WINDOW,
@@ -261,7 +234,7 @@ Status check_fits(const SavedBlob& blob, const Slot& slot) {
   return LEAPQUANT_OK;
 }
 
-void read_blob(const SavedBlob& blob, const Slot& slot) {
+void read_blob(const SavedBlob& blob, const SlotView& slot) {
   const Layout& layout = *slot.layout;
   const uint8_t* at = blob.states();
   for (int32_t h = 0; h < layout.shape.num_v_heads; ++h) {
@@ -302,8 +275,8 @@ extern "C" {
 leapquant_status leapquant_saved_bytes(const leapquant_layout* layout, const leapquant_pool* pool,
                                        int32_t state_slot, int32_t window_slot, int32_t position,
                                        size_t* bytes) {
-  Slot slot;
-  if (leapquant_status s = open_slot(layout, pool, state_slot, window_slot, &slot)) return s;
+  SlotView slot;
+  if (leapquant_status s = open_slot(layout, pool, state_slot, window_slot, false, &slot)) return s;
   if (bytes == nullptr) return fail(LEAPQUANT_NULL_POINTER, "bytes is null");
   if (leapquant_status s = check_position(slot, position)) return s;
   *bytes = blob_size(slot, position).total;
@@ -313,8 +286,8 @@ leapquant_status leapquant_saved_bytes(const leapquant_layout* layout, const lea
 leapquant_status leapquant_save(const leapquant_layout* layout, const leapquant_pool* pool,
                                 int32_t state_slot, int32_t window_slot, int32_t position,
                                 uint64_t fingerprint, void* buffer, size_t bytes, size_t* written) {
-  Slot slot;
-  if (leapquant_status s = open_slot(layout, pool, state_slot, window_slot, &slot)) return s;
+  SlotView slot;
+  if (leapquant_status s = open_slot(layout, pool, state_slot, window_slot, true, &slot)) return s;
   if (buffer == nullptr) return fail(LEAPQUANT_NULL_POINTER, "buffer is null");
   if (written == nullptr) return fail(LEAPQUANT_NULL_POINTER, "written is null");
   if (leapquant_status s = check_position(slot, position)) return s;
@@ -331,8 +304,8 @@ leapquant_status leapquant_save(const leapquant_layout* layout, const leapquant_
 leapquant_status leapquant_load(const leapquant_layout* layout, const leapquant_pool* pool,
                                 int32_t state_slot, int32_t window_slot, uint64_t fingerprint,
                                 const void* buffer, size_t bytes, int32_t* position) {
-  Slot slot;
-  if (leapquant_status s = open_slot(layout, pool, state_slot, window_slot, &slot)) return s;
+  SlotView slot;
+  if (leapquant_status s = open_slot(layout, pool, state_slot, window_slot, false, &slot)) return s;
   if (buffer == nullptr) return fail(LEAPQUANT_NULL_POINTER, "buffer is null");
   if (position == nullptr) return fail(LEAPQUANT_NULL_POINTER, "position is null");
   SavedBlob blob;
@@ -347,6 +320,7 @@ leapquant_status leapquant_load(const leapquant_layout* layout, const leapquant_
   }
   if (leapquant_status s = check_fits(blob, slot)) return s;
   read_blob(blob, slot);
+  if (leapquant_status s = close_slot(slot)) return s;
   *position = blob.position;
   return LEAPQUANT_OK;
 }

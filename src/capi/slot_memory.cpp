@@ -7,14 +7,30 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstring>
+
 namespace leapquant::capi {
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+  if (data_ == nullptr) return;
+  if (device_ != nullptr) {
+    device_->release(data_);
+  } else {
+    munmap(data_, bytes_);
+  }
 }
 
-bool Mapping::reserve(size_t bytes) {
+bool Mapping::reserve(size_t bytes, const DeviceMemory* device) {
   if (bytes == 0) return true;
+  if (device != nullptr) {
+    Sentence ignored;
+    void* memory = nullptr;
+    if (device->allocate(bytes, &memory, &ignored) != LEAPQUANT_OK) return false;
+    data_ = static_cast<std::byte*>(memory);
+    bytes_ = bytes;
+    device_ = device;
+    return device->clear(memory, bytes, &ignored) == LEAPQUANT_OK;
+  }
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return false;
@@ -23,7 +39,17 @@ bool Mapping::reserve(size_t bytes) {
   return true;
 }
 
+void Mapping::clear(size_t offset, size_t bytes) {
+  if (device_ == nullptr) {
+    std::memset(data_ + offset, 0, bytes);
+    return;
+  }
+  Sentence ignored;
+  device_->clear(data_ + offset, bytes, &ignored);
+}
+
 void Mapping::give_back(size_t offset, size_t bytes) {
+  if (device_ != nullptr) return;
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t first = (offset + page - 1) / page * page;
   const size_t end = (offset + bytes) / page * page;

@@ -10,7 +10,6 @@
 #include "capi/call.h"
 #include "capi/slot_memory.h"
 #include "capi/workspace.h"
-#include "core/pool.h"
 
 using leapquant::capi::fail;
 
@@ -27,12 +26,6 @@ struct Entry {
   int32_t previous = -1;
 };
 
-struct Free {
-  void operator()(std::byte* memory) const {
-    ::operator delete(memory, std::align_val_t{64}, std::nothrow);
-  }
-};
-
 }  // namespace
 
 struct leapquant_slots {
@@ -47,7 +40,8 @@ struct leapquant_slots {
   leapquant::capi::Mapping windows;
   leapquant::capi::Mapping bases;
   leapquant::capi::Mapping health;
-  std::unique_ptr<std::byte, Free> workspace;  // of reset
+  leapquant::capi::Mapping workspace;  // of reset
+  leapquant::capi::Mapping arguments;  // of reset on a device: slot, window, position
   size_t workspace_bytes = 0;
 
   std::unique_ptr<Entry[]> entries;        // [num_states]
@@ -62,6 +56,7 @@ struct leapquant_slots {
   mutable std::mutex mutex;
 
   int64_t heads() const { return layout->layout.shape.num_v_heads; }
+  const leapquant::DeviceMemory* memory() const { return layout->backend->memory; }
   int64_t resident() const {
     return num_sequences * sequence_bytes + num_checkpoints * checkpoint_bytes;
   }
@@ -104,12 +99,12 @@ struct leapquant_slots {
                          static_cast<size_t>(slot)) *
                         state_bytes;
       states.give_back(at, state_bytes);
-      if (scrub) std::memset(states.data() + at, 0, state_bytes);
-      const leapquant_pool p = pool(layer);
       if (scrub) {
         const size_t count = static_cast<size_t>(heads());
-        std::memset(&leapquant::base_of(l, p, slot, 0), 0, sizeof(int32_t) * count);
-        std::memset(leapquant::health_of(l, p, slot, 0), 0, sizeof(leapquant_health) * count);
+        const size_t index = at / state_bytes * count;
+        states.clear(at, state_bytes);
+        bases.clear(sizeof(int32_t) * index, sizeof(int32_t) * count);
+        health.clear(sizeof(leapquant_health) * index, sizeof(leapquant_health) * count);
       }
       if (window < 0 || num_windows == 0) continue;
       const size_t window_bytes = static_cast<size_t>(l.window.bytes);
@@ -117,7 +112,7 @@ struct leapquant_slots {
                                 static_cast<size_t>(window)) *
                                window_bytes;
       windows.give_back(window_at, window_bytes);
-      if (scrub) std::memset(windows.data() + window_at, 0, window_bytes);
+      if (scrub) windows.clear(window_at, window_bytes);
     }
   }
 
@@ -171,16 +166,25 @@ struct leapquant_slots {
 
   leapquant_status clear(int32_t slot) {
     leapquant_launch launch = LEAPQUANT_INIT(leapquant_launch);
-    launch.workspace = workspace.get();
+    launch.workspace = workspace.data();
     launch.workspace_bytes = workspace_bytes;
-    const int32_t window = entries[slot].window;
-    const int32_t position = 0;
+    const int32_t of_host[] = {slot, entries[slot].window, 0};  // slot, window, position
+    const int32_t* values = of_host;
+    if (memory() != nullptr) {
+      if (leapquant_status s = memory()->write(arguments.data(), of_host, sizeof(of_host),
+                                               leapquant::capi::last_error())) {
+        return s;
+      }
+      values = reinterpret_cast<const int32_t*>(arguments.data());
+    }
     for (int32_t layer = 0; layer < num_layers; ++layer) {
       const leapquant_pool p = pool(layer);
-      const leapquant_status s = leapquant_reset(layout, &p, 1, &slot, &window, &position, &launch);
+      const leapquant_status s =
+          leapquant_reset(layout, &p, 1, values, values + 1, values + 2, &launch);
       if (s != LEAPQUANT_OK) return s;
     }
-    return LEAPQUANT_OK;
+    return memory() == nullptr ? LEAPQUANT_OK
+                               : memory()->wait(nullptr, leapquant::capi::last_error());
   }
 };
 
@@ -188,7 +192,7 @@ namespace {
 
 leapquant_status refuse_memory(int64_t bytes) {
   return fail(LEAPQUANT_OUT_OF_MEMORY,
-              "the host refused address space for slots under a budget of %lld bytes",
+              "the host or the device refused memory for slots under a budget of %lld bytes",
               static_cast<long long>(bytes));
 }
 
@@ -221,18 +225,19 @@ leapquant_status fill(leapquant_slots* slots) {
       static_cast<size_t>(num_windows) * static_cast<size_t>(slots->num_layers);
   const size_t all_heads = all_states * static_cast<size_t>(heads);
   // Address space first: a budget that no host can serve is refused before anything is touched.
-  if (!slots->states.reserve(all_states * static_cast<size_t>(l.state_bytes)) ||
-      !slots->windows.reserve(all_windows * static_cast<size_t>(l.window.bytes)) ||
-      !slots->bases.reserve(all_heads * sizeof(int32_t)) ||
-      !slots->health.reserve(all_heads * sizeof(leapquant_health))) {
+  const leapquant::DeviceMemory* device = slots->memory();
+  slots->workspace_bytes = leapquant::capi::workspace_bytes(*slots->layout, 1, 1);
+  if (!slots->states.reserve(all_states * static_cast<size_t>(l.state_bytes), device) ||
+      !slots->windows.reserve(all_windows * static_cast<size_t>(l.window.bytes), device) ||
+      !slots->bases.reserve(all_heads * sizeof(int32_t), device) ||
+      !slots->health.reserve(all_heads * sizeof(leapquant_health), device) ||
+      !slots->workspace.reserve(slots->workspace_bytes, device) ||
+      !slots->arguments.reserve(device != nullptr ? 3 * sizeof(int32_t) : 0, device)) {
     return refuse_memory(slots->budget);
   }
   slots->entries.reset(new (std::nothrow) Entry[static_cast<size_t>(num_states)]);
   slots->window_next.reset(new (std::nothrow) int32_t[static_cast<size_t>(num_windows) + 1]);
-  slots->workspace_bytes = leapquant::capi::workspace_bytes(*slots->layout, 1, 1);
-  slots->workspace.reset(static_cast<std::byte*>(
-      ::operator new(slots->workspace_bytes, std::align_val_t{64}, std::nothrow)));
-  if (slots->entries == nullptr || slots->window_next == nullptr || slots->workspace == nullptr) {
+  if (slots->entries == nullptr || slots->window_next == nullptr) {
     return refuse_memory(slots->budget);
   }
   for (int32_t i = slots->num_states - 1; i >= 0; --i) {

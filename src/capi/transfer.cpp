@@ -32,18 +32,11 @@ Status transfer(const leapquant_layout* layout, const leapquant_pool* pool,
                 const leapquant_transfer_args* given, const leapquant_launch* launch,
                 bool importing) {
   Call call;
-  if (Status s = open_call(layout, pool, launch, &call)) return s;
   leapquant_transfer_args args;
-  if (Status s = take_struct(given, "args", &args)) return s;
-  if (Status s = check_workspace(call, args.batch)) return s;
+  if (Status s = open_operation(layout, pool, given, launch, &call, &args)) return s;
   if (args.batch == 0) return LEAPQUANT_OK;
-  if (args.status == nullptr) return fail(LEAPQUANT_NULL_POINTER, "args.status is null");
   if (Status s = check_matrices(call.layout().shape, &args)) return s;
-  Sequences sequences;
-  sequences.batch = args.batch;
-  sequences.states = args.state_slots;
-  sequences.windows = args.window_slots;
-  sequences.positions = args.positions;
+  Sequences sequences = sequences_of(args);
   sequences.writes_slots = importing;
   sequences.reads_records = !importing;
   if (Status s = check_sequences(call, sequences, &args.state_slots)) return s;

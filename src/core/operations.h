@@ -12,6 +12,21 @@
 
 namespace leapquant {
 
+// Memory of a device, where a backend's pools do not lie in the host's. Copies wait for the device;
+// failures give a status and a sentence.
+struct DeviceMemory {
+  Status (*read)(void* host, const void* device, size_t bytes, Sentence* sentence);
+  Status (*write)(void* device, const void* host, size_t bytes, Sentence* sentence);
+  Status (*clear)(void* device, size_t bytes, Sentence* sentence);
+  Status (*wait)(void* stream, Sentence* sentence);
+  Status (*allocate)(size_t bytes, void** device, Sentence* sentence);
+  void (*release)(void* device);
+  // One head's boundary state [head.bytes] in host memory, between the order in which the device
+  // keeps its codes and the canonical one of docs/FORMAT.md.
+  void (*to_canonical)(const BoundaryLayout& head, const std::byte* from, std::byte* to);
+  void (*from_canonical)(const BoundaryLayout& head, const std::byte* from, std::byte* to);
+};
+
 struct Backend {
   const char* name;  // "cpu", "reference", "cuda"
   leapquant_device device;
@@ -37,6 +52,8 @@ struct Backend {
                  const int32_t* destination_windows, const leapquant_launch&);
   Status (*reset)(const Layout&, const leapquant_pool&, int32_t batch, const int32_t* states,
                   const int32_t* windows, const int32_t* positions, const leapquant_launch&);
+
+  const DeviceMemory* memory = nullptr;  // null: pools and arrays lie in host memory
 };
 
 // Runs tasks through the caller's runner, or one after another on the calling thread.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backends that every conformance test runs on: the reference, and the CPU backend once for
-// each SIMD target that this program holds and this machine runs.
+// The backends that every conformance test runs on: the reference, the CPU backend once for each
+// SIMD target that this program holds and this machine runs, and, where there is a device, the
+// general CUDA backend behind host pointers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,16 +15,19 @@
 namespace leapquant::conformance {
 
 struct TestBackend {
-  std::string name;  // "reference", "cpu_AVX2": also the test's suffix
+  std::string name;  // "reference", "cpu_AVX2", "cuda": also the test's suffix
   const Backend* table = nullptr;
-  std::string simd_target;  // to force before use; empty for the reference
-  bool is_reference() const { return simd_target.empty(); }
+  std::string simd_target;  // to force before use; empty but for the CPU backend
 };
 
 const std::vector<TestBackend>& backends_under_test();
 
 // The CPU backend at its best target: for tests too long to run on all of them.
 const TestBackend& best_cpu_backend();
+
+// The built-in backends of devices that this machine has, most special first, behind host pointers.
+// `layout`: only those that accept it.
+std::vector<TestBackend> device_backends(const Layout& layout);
 
 // Chooses a backend's SIMD target while it lives.
 class ForcedTarget {

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Layers of 128 x 128 heads on every device backend that takes them, against the FP64 oracle on the
+// same stored bytes, with folds judged by their decoded states; and the bits that batches, row
+// order and drafts must not change.
+#include <cmath>
+
+#include "conformance/session.h"
+#include "core/pool.h"
+#include "cuda/device_layer.h"
+#include "reference/codec.h"
+#include "reference/fold.h"
+
+namespace leapquant::cuda_test {
+namespace {
+
+using conformance::Session;
+using conformance::TestBackend;
+
+struct Case {
+  leapquant_shape shape;
+  const char* format;
+};
+
+std::vector<Case> cases() {
+  const auto gdn = [](int32_t k_heads, int32_t v_heads) {
+    return conformance::make_shape(k_heads, v_heads, 128, 128, LEAPQUANT_DECAY_SCALAR);
+  };
+  const leapquant_shape kda = conformance::make_shape(2, 2, 128, 128, LEAPQUANT_DECAY_VECTOR);
+  return {{gdn(2, 4), "int8"},
+          {gdn(1, 2), "int6"},
+          {gdn(1, 2), "int4"},
+          {gdn(1, 2), "int8+:stagger=1"},
+          {gdn(2, 2), "int6+"},
+          {gdn(1, 2), "int4+"},
+          {gdn(1, 2), "int4-compact"},
+          {gdn(1, 2), "int8:r=8"},
+          {gdn(1, 2), "mix(int8+@0,int4-compact)"},
+          {kda, "int8"},
+          {kda, "int8+:decay=fp16"},
+          {kda, "int4+:stagger=1"},
+          {conformance::make_shape(1, 2, 128, 128, LEAPQUANT_DECAY_NONE, false), "int8"}};
+}
+
+// Outputs of 40 tokens, one or three a call, through two folds: 1e-5 of a head's norm over a window
+// is FP32 rounding; the read vectors' fixed-point form of the special kernels is as fine.
+TEST(Kernels128, OutputsAgreeWithTheOracleOnTheSameBytes) {
+  for (const Case& c : cases()) {
+    const Layout layout = conformance::make_test_layout(c.shape, std::string(c.format));
+    const Tokens tokens = conformance::random_tokens(c.shape, 42, 7301);
+    for (const TestBackend& backend : conformance::device_backends(layout)) {
+      for (int32_t step : {1, 3}) {
+        SCOPED_TRACE(backend.name + ", " + c.format + ", " + std::to_string(step));
+        Session session(backend, layout, 1);
+        session.shadow(true);
+        session.reset(0);
+        const conformance::Outputs o = session.decode_steps(0, 0, tokens, 0, 42, step);
+        EXPECT_LE(
+            conformance::worst_relative_error(o, session.oracle()[0], c.shape.num_v_heads, 128),
+            1e-5);
+      }
+    }
+  }
+}
+
+// Each head's stored state after a fold in a decode call is as near to the exact rebuild as the
+// reference's: at most 1.05 of its error for one fold, or nearly exact.
+TEST(Kernels128, FoldsAreAsGoodAsTheReferences) {
+  for (const Case& c : cases()) {
+    const Layout layout = conformance::make_test_layout(c.shape, std::string(c.format));
+    const Tokens tokens =
+        conformance::random_tokens(c.shape, 65, 7302, conformance::Kind::kOutliers);
+    for (const TestBackend& backend : conformance::device_backends(layout)) {
+      SCOPED_TRACE(backend.name + ", " + c.format);
+      Session session(backend, layout, 1);
+      session.reset(0);
+      for (int32_t t = 0; t < 65; ++t) {
+        conformance::PoolMemory before = session.memory();
+        session.decode_one(0, t, tokens, t, 1);
+        const leapquant_pool old_pool = before.pool();
+        for (int32_t h = 0; h < c.shape.num_v_heads; ++h) {
+          const int32_t base = session.memory().base(0)[h];
+          if (base == before.base(0)[h]) continue;
+          const BoundaryLayout& head = layout.head(h);
+          const std::vector<double> exact = reference::rebuild(layout, old_pool, 0, 0, h, base);
+          std::byte* boundary = boundary_state(layout, old_pool, 0, h);
+          reference::encode_state(head, exact.data(), false, boundary, nullptr);
+          const auto error = [&](const std::vector<double>& state) {
+            std::vector<double> difference = state;
+            for (size_t i = 0; i < exact.size(); ++i) difference[i] -= exact[i];
+            return conformance::norm(difference);
+          };
+          const double own = error(session.state(0, h, base));
+          const double reference_error = error(reference::decode_boundary(head, boundary));
+          EXPECT_TRUE(own <= 1.05 * reference_error || own <= 1e-3 * conformance::norm(exact))
+              << "head " << h << ", token " << t << ": " << own / reference_error;
+        }
+      }
+    }
+  }
+}
+
+// A sequence alone, and the same in the last of many rows with other neighbours; T tokens in a call
+// and T calls: the same bits.
+TEST(Kernels128, BatchesAndDraftsChangeNoBit) {
+  for (const Case& c : cases()) {
+    const Layout layout = conformance::make_test_layout(c.shape, std::string(c.format));
+    const Tokens same = conformance::random_tokens(c.shape, 24, 7303);
+    const Tokens other = conformance::random_tokens(c.shape, 24, 7304);
+    for (const TestBackend& backend : conformance::device_backends(layout)) {
+      SCOPED_TRACE(backend.name + ", " + c.format);
+      Session alone(backend, layout, 1);
+      alone.reset(0);
+      const conformance::Outputs expected = alone.decode_steps(0, 0, same, 0, 24);
+      Session many(backend, layout, 62);
+      for (int32_t slot = 0; slot < 62; ++slot) many.reset(slot);
+      const size_t size = static_cast<size_t>(c.shape.num_v_heads) * 128;
+      for (int32_t t = 0; t < 24; ++t) {
+        std::vector<conformance::Row> rows;
+        for (int32_t i = 0; i < 62; ++i) {
+          const int32_t slot = (i * 5 + t) % 62;
+          rows.push_back({slot, t, slot % 7 == 0 ? &same : &other, t, 1});
+        }
+        const std::vector<conformance::Outputs> o = many.decode(rows);
+        for (size_t i = 0; i < rows.size(); ++i) {
+          if (rows[i].slot % 7 != 0) continue;
+          ASSERT_TRUE(
+              std::equal(o[i].begin(), o[i].end(),
+                         expected.begin() + static_cast<int64_t>(static_cast<size_t>(t) * size)))
+              << "token " << t << ", row " << i;
+        }
+      }
+      EXPECT_TRUE(many.memory().slot_bytes(0) == alone.memory().slot_bytes(0));
+
+      // Drafts of four tokens between boundaries: kept ones are as if fed alone.
+      Session drafts(backend, layout, 1);
+      drafts.reset(0);
+      drafts.decode_steps(0, 0, same, 0, 8);
+      drafts.decode_one(0, 8, same, 8, 4);
+      drafts.decode_one(0, 10, other, 10, 4);  // two kept, then other drafts, none kept
+      Session single(backend, layout, 1);
+      single.reset(0);
+      single.decode_steps(0, 0, same, 0, 10);
+      EXPECT_EQ(drafts.decode_one(0, 10, same, 10, 1), single.decode_one(0, 10, same, 10, 1));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace leapquant::cuda_test

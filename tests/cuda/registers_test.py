@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that decode spill no registers: the build makes ptxas warn of spills in their files and
+takes warnings for errors, so it has checked what it built. Here: that it was told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    commands = Path(os.environ["LEAPQUANT_BINARY_DIR"], "compile_commands.json")
+    entries = json.loads(commands.read_text(encoding="utf-8"))
+    found = {}
+    for entry in entries:
+        path = Path(entry["file"])
+        if path.parent.name == "cuda" and path.name.startswith("decode") and path.suffix == ".cu":
+            found[path.name] = entry["command"]
+    broken = 0
+    if "decode.cu" not in found:
+        print("decode.cu is not compiled by this build")
+        broken += 1
+    for name, command in found.items():
+        missing = [flag for flag in ("-warn-spills", "all-warnings") if flag not in command]
+        broken += len(missing)
+        print(f"{name}: {'lacks ' + ', '.join(missing) if missing else 'spills are errors'}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
