@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Measures the drift figures of docs/DESIGN.md into bench/results: all formats on two texts and two
-# task sequences, the choices of the fit, and the run of 100,000 tokens; then draws the plots.
-#   usage: bench/measure_drift.sh [formats|fit|long]...   (default: all three)
+# task sequences, the choices of the fit, the run of 100,000 tokens, and the same run head by head;
+# then draws the plots.
+#   usage: bench/measure_drift.sh [formats|fit|long|heads]...   (default: all)
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -54,12 +55,23 @@ measure_long() {
     --title "100,000 tokens of texts and tasks, gdn-16m"
 }
 
-if (($# == 0)); then set -- formats fit long; fi
+# Late errors against early ones of every head: buckets of 16,384 tokens are enough for that.
+measure_heads() {
+  local run
+  run="$(mktemp)"
+  "$tool" drift --model "$model" --text lab/texts/us_constitution.txt \
+    --text lab/texts/jargon_file.txt --tasks "$model/tasks/medium" --concatenate --tokens 100000 \
+    --from 65536 --to 100000 --every 16384 --state fp32,int8,int8+,int4+ --heads --json >"$run"
+  "$python" bench/worst_heads.py "$run" "$results/drift_heads.jsonl"
+  rm "$run"
+}
+
+if (($# == 0)); then set -- formats fit long heads; fi
 for part in "$@"; do
   case "$part" in
-    formats | fit | long) "measure_$part" ;;
+    formats | fit | long | heads) "measure_$part" ;;
     *)
-      echo "measure_drift.sh: '$part' is not formats, fit or long" >&2
+      echo "measure_drift.sh: '$part' is not formats, fit, long or heads" >&2
       exit 2
       ;;
   esac
