@@ -160,7 +160,7 @@ TEST_F(SlotsTest, RefusedAddressSpaceIsAStatus) {
   large.head_v_dim = 256;
   SmallLayer wide("fp32", large, 0, 0);
   EXPECT_REFUSED(leapquant_slots_create(wide.layout, 1, int64_t{1} << 52, &none),
-                 LEAPQUANT_OUT_OF_MEMORY, "the host refused address space");
+                 LEAPQUANT_OUT_OF_MEMORY, "refused memory for slots");
   EXPECT_EQ(none, nullptr);
 }
 
