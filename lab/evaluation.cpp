@@ -83,7 +83,8 @@ class Evaluator {
   PromptResult key(const TaskFile& file, const Task& task,
                    const runtime::StateFormat& state) const {
     PromptResult result;
-    result.model = fmt::format("{:016x}", model_.fingerprint());
+    result.model = fmt::format("{:016x}{}{}", model_.fingerprint(),
+                               options_.device.empty() ? "" : "/", options_.device);
     result.tier = file.tier;
     result.task = file.name;
     result.id = task.id;
@@ -114,7 +115,7 @@ class Evaluator {
 
   std::unique_ptr<runtime::Batch> make_batch(const runtime::StateFormat& state,
                                              std::size_t sequences) const {
-    runtime::BatchOptions options;
+    runtime::BatchOptions options = options_.batch_options;
     options.max_sequences = static_cast<std::int32_t>(sequences);
     return std::make_unique<runtime::Batch>(model_, state, threads_, options);
   }

@@ -24,7 +24,11 @@ namespace leapquant::lab {
 
 struct EvaluationOptions {
   std::vector<runtime::StateFormat> states;
-  std::int32_t batch = 64;                    // prompts at a time
+  std::int32_t batch = 64;              // prompts at a time
+  runtime::BatchOptions batch_options;  // device and so on; max_sequences is not looked at
+  // Part of the results' identity in the log, so that those of a device never stand for the CPU's;
+  // empty: the CPU.
+  std::string device;
   bool divergence = true;                     // measure mean_kl
   std::int64_t extra_tokens = 16;             // generated past the answer's length before giving up
   const std::atomic<bool>* cancel = nullptr;  // checked after every step

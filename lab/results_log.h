@@ -17,7 +17,7 @@ namespace leapquant::lab {
 
 // Columns of the file, in this order.
 struct PromptResult {
-  std::string model;  // fingerprint, 16 hexadecimal digits
+  std::string model;  // fingerprint, 16 hexadecimal digits; on a device "/cuda/bf16" after it
   std::string tier;
   std::string task;
   std::string id;

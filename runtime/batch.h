@@ -43,6 +43,9 @@ struct BatchOptions {
   std::int64_t memory_bytes = 0;
   // Where the batch runs; null: on the CPU. A model that load_on_cuda() made of the same model.
   std::shared_ptr<const DeviceModel> device_model;
+  // On a device: replay decode steps as recorded graphs instead of launching each kernel. The same
+  // bits either way.
+  bool record_graphs = true;
 };
 
 // Throws Error, with the bytes, when what all places hold takes more than the limit.

@@ -3,11 +3,8 @@
 // The forward pass in the order of the published layer (Hugging Face Transformers, qwen3_5).
 #include "runtime/gated_delta_net.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 
-#include "runtime/error.h"
 #include "runtime/kernels/rows.h"
 #include "runtime/recorder.h"
 
@@ -17,17 +14,6 @@ namespace {
 // The gates as the library forms them, for the recorder only.
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
-void note_faults(std::span<const Segment> segments, std::span<const std::int32_t> status,
-                 std::int32_t linear_layer) {
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    if (status[i] == LEAPQUANT_OK || !segments[i].sequence->fault.empty()) continue;
-    segments[i].sequence->fault =
-        fmt::format("The sequence stopped after {} tokens in linear layer {}. {}",
-                    segments[i].sequence->position, linear_layer,
-                    leapquant_status_string(static_cast<leapquant_status>(status[i])));
-  }
-}
 
 std::vector<StateRow> state_rows(std::span<const Segment> segments) {
   std::vector<StateRow> rows;
@@ -102,7 +88,9 @@ void GatedDeltaNet::recur(const Pass& pass, const StateInputs& inputs) const {
     } else {
       pass.states->prefill(linear_layer_, rows, moved, carried, status);
     }
-    note_faults(run, status, linear_layer_);
+    for (std::size_t i = 0; i < run.size(); ++i) {
+      note_fault(*run[i].sequence, linear_layer_, status[i]);
+    }
     first = last;
   }
 }

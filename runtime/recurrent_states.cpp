@@ -13,31 +13,9 @@
 namespace leapquant::runtime {
 namespace {
 
-// FP32 slots for prompts in several passes at the same time.
-constexpr std::int32_t kCarrySlots = 4;
-
-void require_ok(leapquant_status status, const char* what) {
-  if (status == LEAPQUANT_OK) return;
-  throw Error(fmt::format("The library refused to {}: {}.", what, leapquant_last_error()));
-}
-
-LayerFormat carry_format(std::int32_t num_v_heads) {
-  LayerFormat format;
-  format.formats.push_back(LEAPQUANT_INIT(leapquant_format));
-  require_ok(leapquant_format_from_string("fp32:step", &format.formats.front()),
-             "keep FP32 states");
-  format.head_format.assign(static_cast<std::size_t>(num_v_heads), 0);
-  return format;
-}
-
 std::int64_t slot_bytes(const StateLayout& layout) {
   const leapquant_sizes sizes = layout.sizes();
   return sizes.state_bytes + sizes.window_bytes + sizes.metadata_bytes;
-}
-
-// A sequence is carried unless its format is FP32 per step, which loses nothing between passes.
-bool format_needs_carry(const StateFormat& format) {
-  return !(format.is_fp32() && format.per_step());
 }
 
 }  // namespace
@@ -65,21 +43,11 @@ RecurrentStates::RecurrentStates(const ModelConfig& config, const StateFormat& f
     : shape_(linear_layer_shape(config, max_tokens)),
       threads_(threads),
       max_sequences_(max_sequences) {
-  std::vector<const LayerFormat*> distinct;
-  std::vector<std::int32_t> num_layers;
-  for (const LayerFormat& layer : format.layers) {
-    const auto same = std::find_if(distinct.begin(), distinct.end(),
-                                   [&](const LayerFormat* other) { return *other == layer; });
-    const auto group = static_cast<std::size_t>(same - distinct.begin());
-    if (same == distinct.end()) {
-      distinct.push_back(&layer);
-      num_layers.push_back(0);
-    }
-    layers_.push_back({group, static_cast<std::size_t>(num_layers[group]++)});
-  }
-  for (std::size_t group = 0; group < distinct.size(); ++group) {
-    groups_.push_back(make_group(shape_, *distinct[group], num_layers[group], max_sequences,
-                                 "reserve recurrent states"));
+  const LayerGroups groups = group_layers(format);
+  layers_ = groups.layers;
+  for (std::size_t group = 0; group < groups.formats.size(); ++group) {
+    groups_.push_back(make_group(shape_, groups.formats[group], groups.num_layers[group],
+                                 max_sequences, "reserve recurrent states"));
   }
   if (format_needs_carry(format)) {
     carry_.push_back(make_group(shape_, carry_format(shape_.num_v_heads),
@@ -194,7 +162,7 @@ leapquant_output RecurrentStates::describe_output(const StateInputs& inputs,
 
 void RecurrentStates::decode(std::int32_t layer, std::span<const StateRow> rows,
                              const StateInputs& inputs, std::span<std::int32_t> status) {
-  const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
+  const LayerGroups::Place where = layers_[static_cast<std::size_t>(layer)];
   const Group& group = groups_[where.group];
   std::vector<std::int32_t> state_slots;
   std::vector<std::int32_t> window_slots;
@@ -221,7 +189,7 @@ void RecurrentStates::decode(std::int32_t layer, std::span<const StateRow> rows,
 void RecurrentStates::prefill(std::int32_t layer, std::span<const StateRow> rows,
                               const StateInputs& inputs, bool carried,
                               std::span<std::int32_t> status) {
-  const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
+  const LayerGroups::Place where = layers_[static_cast<std::size_t>(layer)];
   const Group& group = carried ? carry_.front() : groups_[where.group];
   const leapquant_pool& pool =
       carried ? group.pools[static_cast<std::size_t>(layer)] : group.pools[where.index];
@@ -280,7 +248,7 @@ bool RecurrentStates::begin_carry(StatePlace& place, std::int32_t position) {
   place.carry_slot = slot;
   if (position > 0) {
     for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(layers_.size()); ++layer) {
-      const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
+      const LayerGroups::Place where = layers_[static_cast<std::size_t>(layer)];
       float* matrices = matrices_.floats(std::int64_t{shape_.num_v_heads} * shape_.head_k_dim *
                                          shape_.head_v_dim);
       transfer(groups_[where.group], pool_of(layer), place.state_slots[where.group],
@@ -295,7 +263,7 @@ bool RecurrentStates::begin_carry(StatePlace& place, std::int32_t position) {
 void RecurrentStates::end_carry(StatePlace& place, std::int32_t position) {
   const Group& carry = carry_.front();
   for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(layers_.size()); ++layer) {
-    const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
+    const LayerGroups::Place where = layers_[static_cast<std::size_t>(layer)];
     float* matrices =
         matrices_.floats(std::int64_t{shape_.num_v_heads} * shape_.head_k_dim * shape_.head_v_dim);
     transfer(carry, carry.pools[static_cast<std::size_t>(layer)], place.carry_slot, -1, position,
@@ -309,27 +277,20 @@ void RecurrentStates::end_carry(StatePlace& place, std::int32_t position) {
 
 std::int32_t RecurrentStates::tokens_to_boundary(std::int32_t position, std::int32_t most) const {
   // All layers share window and stagger, so one layout speaks for all.
-  const leapquant_layout* layout = groups_.front().layout.get();
-  for (std::int32_t tokens = 1; tokens < most; ++tokens) {
-    for (std::int32_t head = 0; head < shape_.num_v_heads; ++head) {
-      if (leapquant_last_boundary(layout, head, position + tokens) == position + tokens) {
-        return tokens;
-      }
-    }
-  }
-  return std::max(most, 1);
+  return runtime::tokens_to_boundary(groups_.front().layout.get(), shape_.num_v_heads, position,
+                                     most);
 }
 
 void RecurrentStates::export_state(std::int32_t layer, const StatePlace& place,
                                    std::int32_t position, std::span<float> state) {
-  const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
+  const LayerGroups::Place where = layers_[static_cast<std::size_t>(layer)];
   transfer(groups_[where.group], pool_of(layer), place.state_slots[where.group],
            place.window_slots[where.group], position, state.data(), true);
 }
 
 std::span<const leapquant_health> RecurrentStates::health(std::int32_t layer,
                                                           const StatePlace& place) const {
-  const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
+  const LayerGroups::Place where = layers_[static_cast<std::size_t>(layer)];
   const leapquant_health* all = pool_of(layer).health;
   const auto heads = static_cast<std::size_t>(shape_.num_v_heads);
   return {all + static_cast<std::size_t>(place.state_slots[where.group]) * heads, heads};
@@ -338,7 +299,7 @@ std::span<const leapquant_health> RecurrentStates::health(std::int32_t layer,
 std::vector<std::byte> RecurrentStates::save(std::int32_t layer, const StatePlace& place,
                                              std::int32_t position,
                                              std::uint64_t fingerprint) const {
-  const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
+  const LayerGroups::Place where = layers_[static_cast<std::size_t>(layer)];
   const leapquant_layout* layout = groups_[where.group].layout.get();
   const std::int32_t state_slot = place.state_slots[where.group];
   const std::int32_t window_slot = place.window_slots[where.group];
@@ -358,7 +319,7 @@ std::vector<std::byte> RecurrentStates::save(std::int32_t layer, const StatePlac
 void RecurrentStates::load(std::int32_t layer, const StatePlace& place,
                            std::span<const std::byte> blob, std::uint64_t fingerprint,
                            std::int32_t position) {
-  const LayerPlace where = layers_[static_cast<std::size_t>(layer)];
+  const LayerGroups::Place where = layers_[static_cast<std::size_t>(layer)];
   std::int32_t saved_position = -1;
   const leapquant_status status = leapquant_load(
       groups_[where.group].layout.get(), &pool_of(layer), place.state_slots[where.group],

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "leapquant/leapquant.h"
+#include "runtime/layer_groups.h"
 #include "runtime/scratch.h"
 #include "runtime/state_options.h"
 #include "runtime/threads.h"
@@ -100,10 +101,6 @@ class RecurrentStates {
     std::unique_ptr<leapquant_slots, Free> slots;
     std::vector<leapquant_pool> pools;  // [layers of the group]
   };
-  struct LayerPlace {
-    std::size_t group = 0;
-    std::size_t index = 0;  // among the group's layers
-  };
 
   static Group make_group(const leapquant_shape& shape, const LayerFormat& format,
                           std::int32_t num_layers, std::int32_t num_slots, const char* purpose);
@@ -120,7 +117,7 @@ class RecurrentStates {
   leapquant_shape shape_;
   const Threads& threads_;
   std::int32_t max_sequences_;
-  std::vector<LayerPlace> layers_;  // [linear layers]
+  std::vector<LayerGroups::Place> layers_;  // [linear layers]
   std::vector<Group> groups_;
   std::vector<Group> carry_;  // none or one, for all layers
   Buffer workspace_;

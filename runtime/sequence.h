@@ -35,6 +35,10 @@ struct Sequence {
   std::string fault;
 };
 
+// Notes that the library reported `status` for this sequence in a linear layer, unless it is OK or
+// another fault came first.
+void note_fault(Sequence& sequence, std::int32_t linear_layer, std::int32_t status);
+
 // Rows first_row .. first_row + rows - 1 of a pass belong to `sequence`, at its position and on.
 struct Segment {
   Sequence* sequence = nullptr;

@@ -235,10 +235,11 @@ leapquant_shape linear_layer_shape(const ModelConfig& config, std::int32_t max_t
   return shape;
 }
 
-StateLayout::StateLayout(const leapquant_shape& shape, const LayerFormat& format) {
+StateLayout::StateLayout(const leapquant_shape& shape, const LayerFormat& format,
+                         leapquant_device device) {
   const leapquant_status status = leapquant_layout_create(
       &shape, format.formats.data(), static_cast<std::int32_t>(format.formats.size()),
-      format.head_format.data(), LEAPQUANT_CPU, &layout_);
+      format.head_format.data(), device, &layout_);
   if (status != LEAPQUANT_OK) {
     throw Error(fmt::format("This model's states cannot be kept in this format: {}.",
                             leapquant_last_error()));

@@ -63,10 +63,11 @@ StateFormat resolve_state(const StateOptions& options, const ModelConfig& config
 // call, 1..8; it decides how many records a window's ring holds.
 leapquant_shape linear_layer_shape(const ModelConfig& config, std::int32_t max_tokens);
 
-// A layout of the library on the CPU, destroyed with this. Throws Error.
+// A layout of the library, destroyed with this. Throws Error.
 class StateLayout {
  public:
-  StateLayout(const leapquant_shape& shape, const LayerFormat& format);
+  StateLayout(const leapquant_shape& shape, const LayerFormat& format,
+              leapquant_device device = LEAPQUANT_CPU);
   ~StateLayout() { leapquant_layout_destroy(layout_); }
   StateLayout(StateLayout&& other) noexcept : layout_(std::exchange(other.layout_, nullptr)) {}
   StateLayout& operator=(StateLayout&& other) noexcept {

@@ -39,11 +39,22 @@ struct QwenDims {
   bool tied;
   FeedForward feed_forward;
 };
+constexpr std::int64_t kAttentionDim = 256;
 
-ModelShape qwen(std::string name, const QwenDims& d) {
-  constexpr std::int64_t kAttentionDim = 256;
+constexpr std::int64_t kVocab = 248320;
+constexpr std::pair<std::string_view, QwenDims> kQwens[] = {
+    {"qwen3.5-0.8b", {kVocab, 1024, 24, 16, 16, 8, 2, true, {3584, 0, 0, 0}}},
+    {"qwen3.5-2b", {kVocab, 2048, 24, 16, 16, 8, 2, true, {6144, 0, 0, 0}}},
+    {"qwen3.5-4b", {kVocab, 2560, 32, 16, 32, 16, 4, true, {9216, 0, 0, 0}}},
+    {"qwen3.5-9b", {kVocab, 4096, 32, 16, 32, 16, 4, false, {12288, 0, 0, 0}}},
+    {"qwen3.5-27b", {kVocab, 5120, 64, 16, 48, 24, 4, false, {17408, 0, 0, 0}}},
+    {"qwen3.5-35b-a3b", {kVocab, 2048, 40, 16, 32, 16, 2, false, {0, 256, 512, 512}}},
+    {"qwen3-next-80b", {151936, 2048, 48, 16, 32, 16, 2, false, {0, 512, 512, 512}}},
+};
+
+ModelShape qwen(std::string_view name, const QwenDims& d) {
   ModelShape shape;
-  shape.name = std::move(name);
+  shape.name = name;
   shape.full_layers = static_cast<int>(d.layers / 4);
   shape.linear_layers = static_cast<int>(d.layers) - shape.full_layers;
   shape.linear = {static_cast<int>(d.k_heads), static_cast<int>(d.v_heads),
@@ -95,17 +106,12 @@ ModelShape kimi_linear_48b() {
 }
 
 const std::vector<ModelShape>& known_shapes() {
-  constexpr std::int64_t kVocab = 248320;
-  static const std::vector<ModelShape> shapes = {
-      qwen("qwen3.5-0.8b", {kVocab, 1024, 24, 16, 16, 8, 2, true, {3584, 0, 0, 0}}),
-      qwen("qwen3.5-2b", {kVocab, 2048, 24, 16, 16, 8, 2, true, {6144, 0, 0, 0}}),
-      qwen("qwen3.5-4b", {kVocab, 2560, 32, 16, 32, 16, 4, true, {9216, 0, 0, 0}}),
-      qwen("qwen3.5-9b", {kVocab, 4096, 32, 16, 32, 16, 4, false, {12288, 0, 0, 0}}),
-      qwen("qwen3.5-27b", {kVocab, 5120, 64, 16, 48, 24, 4, false, {17408, 0, 0, 0}}),
-      qwen("qwen3.5-35b-a3b", {kVocab, 2048, 40, 16, 32, 16, 2, false, {0, 256, 512, 512}}),
-      qwen("qwen3-next-80b", {151936, 2048, 48, 16, 32, 16, 2, false, {0, 512, 512, 512}}),
-      kimi_linear_48b(),
-  };
+  static const std::vector<ModelShape> shapes = [] {
+    std::vector<ModelShape> made;
+    for (const auto& [name, dims] : kQwens) made.push_back(qwen(name, dims));
+    made.push_back(kimi_linear_48b());
+    return made;
+  }();
   return shapes;
 }
 
@@ -123,6 +129,41 @@ ModelShape known_shape(std::string_view name) {
   }
   throw UsageError(fmt::format("--shape {} is not known; known are {}.", name,
                                fmt::join(known_shape_names(), ", ")));
+}
+
+runtime::ModelConfig known_config(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const auto& [known, dims] : kQwens) {
+    if (dims.feed_forward.experts > 0) continue;
+    names.push_back(known);
+    if (known != name) continue;
+    runtime::ModelConfig config;
+    config.model_type = "qwen3_5_text";
+    config.vocab_size = dims.vocab;
+    config.hidden_size = dims.hidden;
+    config.intermediate_size = dims.feed_forward.dense_width;
+    config.num_layers = dims.layers;
+    for (std::int64_t i = 0; i < dims.layers; ++i) {
+      config.layer_kinds.push_back(i % 4 == 3 ? runtime::LayerKind::kFullAttention
+                                              : runtime::LayerKind::kLinearAttention);
+    }
+    config.rms_norm_eps = 1e-6;
+    config.max_position_embeddings = 262144;
+    config.tie_word_embeddings = dims.tied;
+    config.num_attention_heads = dims.q_heads;
+    config.num_key_value_heads = dims.kv_heads;
+    config.head_dim = kAttentionDim;
+    config.rope_theta = 1e7;
+    config.rotary_dim = kAttentionDim / 4;
+    config.linear_num_key_heads = dims.k_heads;
+    config.linear_num_value_heads = dims.v_heads;
+    config.linear_key_head_dim = kHeadDim;
+    config.linear_value_head_dim = kHeadDim;
+    config.linear_conv_kernel = 4;
+    return config;
+  }
+  throw UsageError(fmt::format("--shape {} is no dense Qwen3.5 model; known are {}.", name,
+                               fmt::join(names, ", ")));
 }
 
 ModelShape shape_of_checkpoint(const std::filesystem::path& folder) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lab/layer_inputs.h"
+#include "runtime/model_config.h"
 
 namespace leapquant::tool {
 
@@ -37,6 +38,9 @@ struct ModelShape {
 std::vector<std::string> known_shape_names();
 // Throws UsageError that lists the names.
 ModelShape known_shape(std::string_view name);
+// The configuration of a dense Qwen3.5 model by name. Throws UsageError for other names: it lists
+// those that it has.
+runtime::ModelConfig known_config(std::string_view name);
 // Reads config.json and the tensor headers of a checkpoint. Throws runtime::Error.
 ModelShape shape_of_checkpoint(const std::filesystem::path& folder);
 

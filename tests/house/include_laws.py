@@ -16,7 +16,7 @@ C_LIBRARY = re.compile(
     r"^(assert|ctype|errno|float|inttypes|limits|math|setjmp|signal|stdalign|stdarg|stdbool|stddef"
     r"|stdint|stdio|stdlib|string|time|wchar)\.h$"
 )
-SYSTEM = re.compile(r"^(sys/[a-z_]+|fcntl|unistd|dirent|pthread|sched|poll|termios)\.h$")
+SYSTEM = re.compile(r"^(sys/[a-z_]+|fcntl|unistd|dirent|pthread|sched|poll|termios|dlfcn)\.h$")
 PACKAGES = {
     "highway": re.compile(r"^hwy/"),
     "xxhash": re.compile(r"^xxhash\.h$"),
@@ -28,7 +28,7 @@ PACKAGES = {
     "gtest": re.compile(r"^(gtest|gmock)/"),
     "rapidcheck": re.compile(r"^rapidcheck(/|\.h$)"),
     "benchmark": re.compile(r"^benchmark/"),
-    "cuda": re.compile(r"^(cuda|cub|cooperative_groups|thrust|nvtx3?)[a-z0-9_]*(\.h|/|\.cuh)"),
+    "cuda": re.compile(r"^(cuda|cub|cooperative_groups|thrust|nvtx3?)[A-Za-z0-9_]*(\.h|/|\.cuh)"),
     "torch": re.compile(r"^(torch|ATen|c10)/"),
 }
 
@@ -62,6 +62,7 @@ ROOMS = [
     room("src/capi", "core backend capi leapquant", "system xxhash"),
     room("runtime", "leapquant runtime", RUNTIME_PACKAGES),
     room("runtime/kernels", "leapquant runtime", RUNTIME_PACKAGES + " highway"),
+    room("runtime/cuda", "leapquant runtime", RUNTIME_PACKAGES + " cuda"),
     room("lab", "leapquant runtime lab", "c system json fmt"),
     room("tool", "leapquant runtime lab tool", "c system json fmt cli11"),
     room("examples", "leapquant", "c"),

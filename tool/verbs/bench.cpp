@@ -16,6 +16,7 @@
 #include "runtime/progress.h"
 #include "runtime/threads.h"
 #include "tool/bench_generate.h"
+#include "tool/bench_model.h"
 #include "tool/byte_size.h"
 #include "tool/console.h"
 #include "tool/interrupt.h"
@@ -305,6 +306,7 @@ void add_bench(CLI::App& app, Verbs& verbs) {
   verb->footer("Example: leapquant bench --state fp32:step,int8:stagger=1 --threads 1");
   verbs[verb] = [arguments] { Bench(*arguments).run(); };
   add_bench_generate(*verb, verbs);
+  add_bench_model(*verb, verbs);
 }
 
 }  // namespace leapquant::tool

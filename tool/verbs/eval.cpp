@@ -12,6 +12,7 @@
 #include "runtime/progress.h"
 #include "tool/byte_size.h"
 #include "tool/console.h"
+#include "tool/device_arguments.h"
 #include "tool/interrupt.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
@@ -27,6 +28,7 @@ struct EvalArguments {
   std::int32_t threads = 0;
   std::vector<std::string> tasks;
   StateArguments state;
+  DeviceArguments device;
   std::size_t limit = 0;
   std::string csv;
   std::int32_t batch = 64;
@@ -108,6 +110,7 @@ void print_totals(const std::vector<lab::EvaluationRow>& rows) {
 }
 
 void run_eval(const EvalArguments& arguments) {
+  arguments.device.check();
   std::vector<lab::TaskFile> files;
   for (const std::string& path : arguments.tasks) {
     for (lab::TaskFile& file : lab::load_tasks(path, arguments.limit)) {
@@ -126,6 +129,8 @@ void run_eval(const EvalArguments& arguments) {
     log.emplace(arguments.csv);
   }
   const LoadedModel loaded(arguments.model, arguments.threads);
+  arguments.device.apply(arguments.device.load(loaded.model), options.batch_options);
+  if (arguments.device.is_cuda()) options.device = arguments.device.text();
   std::vector<lab::EvaluationRow> rows;
   {
     EvalProgress progress(arguments.quiet);
@@ -159,6 +164,7 @@ void add_eval(CLI::App& app, Verbs& verbs) {
       ->required()
       ->allow_extra_args(false);
   arguments->state.add_to(*verb, "fp32,int8", true);
+  arguments->device.add_to(*verb);
   verb->add_option("--limit", arguments->limit, "prompts of each file; 0: all")
       ->check(whole_number(0, kMostCounted))
       ->capture_default_str();

@@ -16,6 +16,7 @@
 #include "runtime/unicode.h"
 #include "tool/byte_size.h"
 #include "tool/console.h"
+#include "tool/device_arguments.h"
 #include "tool/interrupt.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
@@ -33,6 +34,7 @@ struct GenerateArguments {
   const CLI::Option* prompt_option = nullptr;
   std::string prompts;
   StateArguments state;
+  DeviceArguments device;
   std::int64_t max_tokens = 256;
   std::vector<std::string> stop;
   std::string save_session;
@@ -173,8 +175,11 @@ void print_summary(const GenerateArguments& arguments, const runtime::Batch& bat
   }
 }
 
-runtime::BatchOptions batch_options(const GenerateArguments& arguments, std::size_t prompts) {
+runtime::BatchOptions batch_options(
+    const GenerateArguments& arguments, std::size_t prompts,
+    const std::shared_ptr<const runtime::DeviceModel>& device_model) {
   runtime::BatchOptions options;
+  arguments.device.apply(device_model, options);
   options.max_sequences = static_cast<std::int32_t>(
       std::min<std::size_t>(static_cast<std::size_t>(arguments.batch), prompts));
   options.kv_type = arguments.kv == "bf16" ? runtime::KvType::kBf16 : runtime::KvType::kFp32;
@@ -205,6 +210,7 @@ void run_generate(const GenerateArguments& arguments) {
   }
   if (arguments.thinking_option->count() > 0 && !arguments.chat)
     throw UsageError("--thinking needs --chat.");
+  arguments.device.check();
   if (!arguments.save_session.empty()) require_folder_of(arguments.save_session);
   const std::vector<NamedPrompt> prompts = read_prompts(arguments);
   const runtime::ModelConfig config = runtime::load_model_config(arguments.model);
@@ -230,8 +236,9 @@ void run_generate(const GenerateArguments& arguments) {
   options.cancel = &interrupted();
   if (arguments.chat) options.end_tokens.push_back(runtime::end_of_turn_token(loaded.tokenizer));
 
-  runtime::Batch batch(loaded.model, format, loaded.threads,
-                       batch_options(arguments, prompts.size()));
+  runtime::Batch batch(
+      loaded.model, format, loaded.threads,
+      batch_options(arguments, prompts.size(), arguments.device.load(loaded.model)));
   std::int64_t total = 0;
   for (const runtime::Prompt& prompt : work) total += prompt.max_tokens;
   // Streamed text on a terminal is progress enough.
@@ -297,6 +304,7 @@ void add_generate(CLI::App& app, Verbs& verbs) {
   verb->add_option("--prompts", arguments->prompts,
                    "JSONL file of prompts: {\"id\": .., \"prompt\": .., \"max_tokens\": ..}");
   arguments->state.add_to(*verb, "int8", false);
+  arguments->device.add_to(*verb);
   verb->add_option("--max-tokens", arguments->max_tokens, "most tokens to generate per prompt")
       ->check(whole_number(0, kMostCounted))
       ->capture_default_str();
