@@ -32,6 +32,7 @@ BUILT_ROOMS = (
     "tool/",
     "tests/",
     "tests/cuda/",
+    "tests/cuda_runtime/",
     "bench/cpu/",
     "examples/",
 )
