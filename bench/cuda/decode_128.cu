@@ -50,7 +50,7 @@ double copy_bandwidth() {
 // Blocks of the fold per multiprocessor, for experiments.
 int fold_blocks() {
   const char* text = std::getenv("FOLD_BLOCKS");
-  return text != nullptr ? std::atoi(text) : 2;
+  return text != nullptr ? std::atoi(text) : cuda::kFoldBlocks128;
 }
 
 struct Row {
@@ -247,6 +247,24 @@ int time_all(const char* path, const char* which) {
         {"int8", S, 0, 512, 1, true, 2, 7, false, true},
     };
   }
+  if (w == "beside") {  // how decode and folds share the multiprocessors
+    rows = {
+        {"int8", S, 0, 512, 1, true, 2, 0, false, true},
+        {"int8", S, 0, 512, 1, true, 2, 5, false, false},
+        {"int8", S, 0, 512, 1, true, 2, 3, true, true},
+        {"int8", S, 0, 512, 1, true, 2, 4, true, true},
+        {"int8", S, 0, 512, 1, true, 2, 5, true, true},
+        {"int8", S, 0, 512, 1, true, 1, 5, true, true},
+    };
+  }
+  if (w == "folds") {  // folds alone
+    for (const char* state : {"int8", "int6", "int4", "int8+", "int6+", "int4+", "int4-compact"}) {
+      rows.push_back({state, S, 0, 512, 1, true, 2, 0, false, true});
+    }
+    rows.push_back({"int8", V, 1, 512, 1, true, 2, 0, false, true});
+  }
+  if (w == "nofold") rows = {{"int8", S, 0, 512, 1, false, 2, 7, false, false}};
+  if (w == "one") rows = {{"int8", S, 0, 512, 1, true, 2, 4, true, true}};
   if (w == "table" || w == "all") {
     for (const char* state : {"int8", "int6", "int4", "int8+", "int6+", "int4+", "int4-compact"}) {
       rows.push_back({state, S, 0, 512, 1, true, 0, 0, true, true});

@@ -169,6 +169,9 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
                      o.head_stride_bytes, args.tokens, hv, 128);
   if (!aligned(c.q) || !aligned(c.k) || !aligned(c.v) || !aligned(c.output)) return false;
   if (vector && !aligned(c.log_decay)) return false;
+  const int64_t row = 128 * bytes_of(c.q.type);
+  c.dense = c.k.type == c.q.type && c.v.type == c.q.type && c.q.head_stride == row &&
+            c.k.head_stride == row && c.v.head_stride == row && c.k_heads <= c.v_heads;
   c.gate = in.gate;
   c.beta_kind = in.beta_kind;
   c.l2norm = in.qk_l2norm;
@@ -178,6 +181,19 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
   c.beta_scale = in.beta_scale == 0.0f ? 1.0f : in.beta_scale;
   c.l2norm_eps = in.l2norm_eps == 0.0f ? 1e-6f : in.l2norm_eps;
   c.q_scale = in.q_scale == 0.0f ? 1.0f : in.q_scale;
+  const auto narrow = [](const Rows128& rows) {
+    return rows.token_stride >= 0 && rows.token_stride <= INT32_MAX && rows.head_stride >= 0 &&
+           rows.head_stride <= INT32_MAX;
+  };
+  const auto power = [](int32_t x) { return x > 0 && (x & (x - 1)) == 0; };
+  const bool scalars =
+      (c.beta.data == nullptr || c.beta.type == LEAPQUANT_FP32) &&
+      (vector || c.log_decay.data == nullptr || c.log_decay.type == LEAPQUANT_FP32);
+  c.plain = c.num_classes == 1 && c.dense && c.q.type == LEAPQUANT_BF16 &&
+            c.output.type == LEAPQUANT_BF16 && scalars && c.gate == LEAPQUANT_GATE_READY &&
+            c.beta_kind == LEAPQUANT_BETA_READY && c.tokens == 1 && power(c.group) &&
+            power(c.ring_tokens) && power(c.window) && power(c.total_k_heads) && narrow(c.q) &&
+            narrow(c.k) && narrow(c.v) && narrow(c.log_decay) && narrow(c.beta) && narrow(c.output);
   *out = c;
   return true;
 }

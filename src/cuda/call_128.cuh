@@ -57,6 +57,8 @@ struct Call128 {
   int32_t* status;
   Rows128 q, k, v, log_decay, beta, output;  // beta.data may be null
   int32_t gate, beta_kind, l2norm;
+  int32_t dense;  // 1: q, k, v of one type, heads of a token one behind the other
+  int32_t plain;  // 1: the common call, see device_128
   const float* a_log;
   const float* dt_bias;
   float lower_bound, beta_scale, l2norm_eps, q_scale;
@@ -126,18 +128,24 @@ __device__ __forceinline__ float4 load_four(const char* row, int32_t type, int32
 }
 // The same for one element.
 __device__ __forceinline__ uint32_t load_raw_one(const char* row, int32_t type, int32_t index) {
-  return type == LEAPQUANT_FP32 ? __ldg(reinterpret_cast<const uint32_t*>(row) + index)
-                                : __ldg(reinterpret_cast<const unsigned short*>(row) + index);
+  const bool half = type != LEAPQUANT_FP32;
+  return load_word_or_half(row + (half ? 2 : 4) * index, half);
 }
 __device__ __forceinline__ float widen_one(uint32_t raw, int32_t type) {
   return type == LEAPQUANT_FP32 ? __uint_as_float(raw) : widen(make_uint2(raw, 0), type).x;
 }
 
+// The common call, for which the kernels are compiled by itself (plain_128 says when): nothing to
+// decide at run time but payloads, compensators and what a tensor's address is.
 // value mod divisor and value / divisor for value >= 0, quick for powers of two.
+template <bool kPlain = false>
 __device__ __forceinline__ int32_t modulo(int32_t value, int32_t divisor) {
+  if constexpr (kPlain) return value & (divisor - 1);
   return (divisor & (divisor - 1)) == 0 ? value & (divisor - 1) : value % divisor;
 }
+template <bool kPlain = false>
 __device__ __forceinline__ int32_t quotient(int32_t value, int32_t divisor) {
+  if constexpr (kPlain) return value >> (31 - __clz(divisor));
   return (divisor & (divisor - 1)) == 0 ? value >> (31 - __clz(divisor)) : value / divisor;
 }
 
@@ -170,11 +178,14 @@ __device__ __forceinline__ char* boundary_of(const Call128& call, int32_t slot, 
 }
 
 // Last boundary of a head at or below `position`.
+template <bool kPlain = false>
 __device__ __forceinline__ int32_t last_boundary_of(const Call128& call, int32_t v_head,
                                                     int32_t position) {
-  const int32_t k_head = call.first_k_head + quotient(v_head, call.group);
-  const int32_t offset = call.stagger ? quotient(k_head * call.window, call.total_k_heads) : 0;
+  const int32_t k_head = call.first_k_head + quotient<kPlain>(v_head, call.group);
+  const int32_t offset =
+      call.stagger ? quotient<kPlain>(k_head * call.window, call.total_k_heads) : 0;
   const int32_t distance = position - offset;
+  if constexpr (kPlain) return position - (distance & (call.window - 1));
   const int32_t remainder = (call.window & (call.window - 1)) == 0 ? distance & (call.window - 1)
                                                                    : distance % call.window;
   return position - (remainder < 0 ? remainder + call.window : remainder);
@@ -195,54 +206,82 @@ __device__ __forceinline__ FiniteTest finite_test(int32_t type) {
   return {0x7f800000u, 0x00800000u, 0x80000000u};
 }
 
-// True when this thread's share of `heads` rows of 128 elements holds a non-finite one.
-template <int kUnroll>
-__device__ __forceinline__ bool any_not_finite(const Rows128& rows, int64_t sequence, int32_t token,
-                                               int32_t heads, int32_t thread, int32_t threads) {
-  const FiniteTest test = finite_test(rows.type);
-  const int32_t shift = rows.type == LEAPQUANT_FP32 ? 5 : 4;  // 16-byte pieces of a row
-  const int32_t pieces = heads << shift;
-  const char* start = rows.data + sequence * rows.sequence_stride + token * rows.token_stride;
+// True when this thread's share of a token's rows of q, k and v holds a non-finite element.
+__device__ __forceinline__ uint32_t seen_in(const FiniteTest& test, const uint4& raw) {
+  return (((raw.x & test.mask) + test.one) | ((raw.y & test.mask) + test.one) |
+          ((raw.z & test.mask) + test.one) | ((raw.w & test.mask) + test.one)) &
+         test.sign;
+}
+template <int kUnroll, bool kPlain>
+__device__ __forceinline__ bool any_not_finite(const Call128& call, int64_t sequence, int32_t token,
+                                               int32_t thread, int32_t threads) {
   uint32_t seen = 0;
+  if (kPlain ||
+      call.dense) {  // heads follow one another, all of one type: the loads are in flight together
+    const int32_t type = kPlain ? int32_t{LEAPQUANT_BF16} : call.q.type;
+    const FiniteTest test = finite_test(type);
+    const uint4* q = reinterpret_cast<const uint4*>(row_of(call.q, sequence, token, 0));
+    const uint4* k = reinterpret_cast<const uint4*>(row_of(call.k, sequence, token, 0));
+    const uint4* v = reinterpret_cast<const uint4*>(row_of(call.v, sequence, token, 0));
+    const int32_t shift = type == LEAPQUANT_FP32 ? 5 : 4;  // 16-byte pieces of a row
+    const int32_t keys = call.k_heads << shift;
+    const int32_t values = call.v_heads << shift;
 #pragma unroll kUnroll
-  for (int32_t i = thread; i < pieces; i += threads) {
-    const uint4 raw =
-        __ldg(reinterpret_cast<const uint4*>(start + (i >> shift) * rows.head_stride) +
-              (i & ((1 << shift) - 1)));
-    seen |= ((raw.x & test.mask) + test.one) | ((raw.y & test.mask) + test.one) |
-            ((raw.z & test.mask) + test.one) | ((raw.w & test.mask) + test.one);
+    for (int32_t i = thread; i < values; i += threads) {
+      const uint4 x = __ldg(v + i);
+      uint4 y = {}, z = {};
+      if (i < keys) y = __ldg(q + i), z = __ldg(k + i);
+      seen |= seen_in(test, x) | seen_in(test, y) | seen_in(test, z);
+    }
+    return seen != 0;
   }
-  return (seen & test.sign) != 0;
+#pragma unroll 1
+  for (int32_t part = 0; part < 3; ++part) {
+    const Rows128& rows = part == 0 ? call.q : part == 1 ? call.k : call.v;
+    const FiniteTest test = finite_test(rows.type);
+    const int32_t shift = rows.type == LEAPQUANT_FP32 ? 5 : 4;
+    const int32_t pieces = (part == 2 ? call.v_heads : call.k_heads) << shift;
+#pragma unroll 2
+    for (int32_t i = thread; i < pieces; i += threads) {
+      const char* row = row_of(rows, sequence, token, i >> shift);
+      seen |= seen_in(test, __ldg(reinterpret_cast<const uint4*>(row) + (i & ((1 << shift) - 1))));
+    }
+  }
+  return seen != 0;
+}
+
+template <bool kPlain>
+__device__ __forceinline__ int32_t scalar_type(const Rows128& rows) {
+  return kPlain ? int32_t{LEAPQUANT_FP32} : rows.type;
 }
 
 // This thread's share of the check of a sequence's inputs: bit 0 non-finite, bit 1 positive decay.
-template <bool kVector, int kUnroll>
+template <bool kVector, int kUnroll, bool kPlain>
 __device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t sequence,
                                                  int32_t tokens, int32_t thread, int32_t threads) {
   uint32_t faults = 0;
   for (int32_t t = 0; t < tokens; ++t) {
-    if (any_not_finite<kUnroll>(call.q, sequence, t, call.k_heads, thread, threads) ||
-        any_not_finite<kUnroll>(call.k, sequence, t, call.k_heads, thread, threads) ||
-        any_not_finite<kUnroll>(call.v, sequence, t, call.v_heads, thread, threads)) {
-      faults |= 1u;
-    }
+    if (any_not_finite<kUnroll, kPlain>(call, sequence, t, thread, threads)) faults |= 1u;
     for (int32_t h = thread; h < call.v_heads; h += threads) {
       if (call.beta.data != nullptr) {
-        const float beta = load_one(row_of(call.beta, sequence, t, 0), call.beta.type, h);
+        const float beta =
+            load_one(row_of(call.beta, sequence, t, 0), scalar_type<kPlain>(call.beta), h);
         if (!(fabsf(beta) <= 3.402823466e38f)) faults |= 1u;
       }
       if (!kVector && call.log_decay.data != nullptr) {
-        const float x = load_one(row_of(call.log_decay, sequence, t, 0), call.log_decay.type, h);
-        const float g = gate_of(call, x, h, h);
+        const float x = load_one(row_of(call.log_decay, sequence, t, 0),
+                                 scalar_type<kPlain>(call.log_decay), h);
+        const float g = kPlain ? x : gate_of(call, x, h, h);
         if (g != g) faults |= 1u;
-        if (call.gate != LEAPQUANT_GATE_READY && !(fabsf(x) <= 3.402823466e38f)) faults |= 1u;
+        if (!kPlain && call.gate != LEAPQUANT_GATE_READY && !(fabsf(x) <= 3.402823466e38f))
+          faults |= 1u;
         if (g > 0.0f) faults |= 2u;
       }
     }
     if (kVector) {
 #pragma unroll kUnroll
-      for (int32_t i = thread; i < call.v_heads * 32 && call.gate == LEAPQUANT_GATE_READY;
-           i += threads) {
+      for (int32_t i = thread;
+           i < call.v_heads * 32 && (kPlain || call.gate == LEAPQUANT_GATE_READY); i += threads) {
         const float4 x =
             load_four(row_of(call.log_decay, sequence, t, i >> 5), call.log_decay.type, i & 31);
         const float most = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
@@ -250,8 +289,8 @@ __device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t se
         if (most > 0.0f) faults |= 2u;
       }
 #pragma unroll 1
-      for (int32_t i = thread; i < call.v_heads * 128 && call.gate != LEAPQUANT_GATE_READY;
-           i += threads) {
+      for (int32_t i = thread;
+           !kPlain && i < call.v_heads * 128 && call.gate != LEAPQUANT_GATE_READY; i += threads) {
         const int32_t h = i >> 7;
         const float x =
             load_one(row_of(call.log_decay, sequence, t, h), call.log_decay.type, i & 127);

@@ -19,18 +19,21 @@ namespace {
 using namespace decoding_128;
 
 // Each block takes heads first .. last - 1 of batch x v_heads, in order.
-template <bool kVector, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
+template <bool kVector, int kWarps, bool kPlain>
+__global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 4 : 8)
     decode_kernel(const __grid_constant__ Call128 call) {
   extern __shared__ __align__(128) char shared[];
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0);
   const int32_t lane = threadIdx.x & 31;
   const int32_t warp = kWarps == 1 ? 0 : threadIdx.x >> 5;
-  const Head<kVector, kWarps> head = {call, shared, plan, lane, warp, 32 * warp + lane};
+  const Head<kVector, kWarps, kPlain> head = {call, shared, plan, lane, warp, 32 * warp + lane};
   const uint32_t barrier = shared_address(shared + plan.barrier);
   uint32_t* deferred = reinterpret_cast<uint32_t*>(shared + plan.deferred);
   if (threadIdx.x == 0) barrier_init(barrier, 1);
   for (int32_t i = threadIdx.x; i < kDeferredWords; i += 32 * kWarps) deferred[i] = 0;
+  for (int32_t i = threadIdx.x; i < 64; i += 32 * kWarps) {
+    reinterpret_cast<uint32_t*>(shared + plan.zeros)[i] = 0;
+  }
   fence_async_proxy();
   block_sync<kWarps>();
 
@@ -49,9 +52,10 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
     int32_t current = -1;
     int32_t block_of_heads = -1;
     Sequence128 s = {};
+    typename Head<kVector, kWarps, kPlain>::Pointers inputs = {};
     uint32_t faults = 0;
     int32_t bases = 0;
-    typename Head<kVector, kWarps>::Raw raw = {};
+    typename Head<kVector, kWarps, kPlain>::Raw raw = {};
     float decay = 0.0f;
     bool ahead = false;  // copies of the head at hand are under way, its inputs loaded
     int32_t sequence = static_cast<int32_t>(first / call.v_heads);
@@ -65,6 +69,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
       const bool fresh = sequence != current;
       if (fresh) {
         s = load_sequence(call, sequence);
+        inputs = head.pointers_of(sequence, s);
         faults = 0;
         if (s.alive && (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots)) {
           faults = 4u;
@@ -88,17 +93,17 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
       current = sequence;
       const int32_t base = __shfl_sync(kAll, bases, v_head & 31);
       const int32_t n = s.position - base;
-      const bool due = last_boundary_of(call, v_head, s.position) > base;
-      const HeadFormat128& format = format_of(call, v_head);
+      const bool due = last_boundary_of<kPlain>(call, v_head, s.position) > base;
+      const HeadFormat128& format = head.format_at(v_head);
       const bool copies =
           s.alive && faults == 0 && !due && n >= 0 && n <= call.capacity - (call.tokens - 1);
       if (copies && !ahead && threadIdx.x == 0) {
-        head.start_copies(s, v_head, base, n, format, barrier);
+        head.start_copies(inputs, v_head, base, n, format, barrier);
       }
       if (pass == 0 && fresh && s.alive && faults == 0) {  // deferred heads have passed it
         uint32_t found = check_positions(call, s, threadIdx.x, 32 * kWarps);
-        found |= check_inputs<kVector, (kWarps == 1 ? 8 : 4)>(call, sequence, s.tokens, threadIdx.x,
-                                                              32 * kWarps);
+        found |= check_inputs<kVector, (kWarps == 1 ? 8 : 4), kPlain>(call, sequence, s.tokens,
+                                                                      threadIdx.x, 32 * kWarps);
         if constexpr (kWarps == 1) {
           faults = __reduce_or_sync(kAll, found);
         } else {
@@ -117,11 +122,12 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
         }
         continue;
       }
-      const int32_t done = computes ? s.tokens : 0;
+      const int32_t tokens = kPlain ? 1 : s.tokens;
+      const int32_t done = computes ? tokens : 0;
       if (computes) {
-        if (!ahead) decay = head.load_decay(s, v_head, base, n);
-        for (int32_t t = 0; t < s.tokens; ++t) {
-          if (t > 0 || !ahead) head.load_inputs(sequence, v_head, t, &raw);
+        if (!ahead) decay = head.load_decay(inputs, v_head, base, n);
+        for (int32_t t = 0; t < tokens; ++t) {
+          if (t > 0 || !ahead) head.load_inputs(inputs, v_head, t, &raw);
           ahead = false;
           const auto wait = [&] {
             if (t == 0) {
@@ -130,35 +136,36 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
               block_sync<kWarps>();
             }
           };
-          const bool last_token = t + 1 == s.tokens;
+          const bool last_token = kPlain || t + 1 == tokens;
           const auto early = [&] {
             if (!last_token) return;
-            if (s.tokens > 1) fence_async_proxy();  // appended records, before copies over them
+            if (!kPlain && tokens > 1)
+              fence_async_proxy();  // appended records, before copies over them
             block_sync<kWarps>();
             // The next head, when it is one of the same sequence and its state is up to date.
             const int32_t next = v_head + 1;
             if (pass == 1 || index + 1 == count || next == call.v_heads || (next & 31) == 0) return;
             const int32_t next_base = __shfl_sync(kAll, bases, next & 31);
             const int32_t records = s.position - next_base;
-            if (last_boundary_of(call, next, s.position) > next_base) return;
+            if (last_boundary_of<kPlain>(call, next, s.position) > next_base) return;
             if (records < 0 || records > call.capacity - (call.tokens - 1)) return;
             if (threadIdx.x == 0) {
-              head.start_copies(s, next, next_base, records, format_of(call, next), barrier);
+              head.start_copies(inputs, next, next_base, records, head.format_at(next), barrier);
             }
-            head.load_inputs(sequence, next, 0, &raw);
-            decay = head.load_decay(s, next, next_base, records);
+            head.load_inputs(inputs, next, 0, &raw);
+            decay = head.load_decay(inputs, next, next_base, records);
             ahead = true;
           };
-          head.token(sequence, v_head, t, n + t, s, format, &decay, !last_token, &raw, wait, early);
+          head.token(inputs, v_head, t, n + t, s, format, &decay, !last_token, &raw, wait, early);
         }
       } else if (copies) {
         barrier_wait(barrier, parity);
       }
       if (copies) parity ^= 1u;
-      const float zeros[Head<kVector, kWarps>::kCount] = {};
+      const float zeros[Head<kVector, kWarps, kPlain>::kCount] = {};
       for (int32_t t = done; t < call.tokens; ++t) {
-        store_values(const_cast<char*>(row_of(call.output, sequence, t, v_head)), call.output.type,
-                     head.place, zeros);
+        store_values(const_cast<char*>(row_of(call.output, sequence, t, v_head)),
+                     head.type_of(call.output), head.place, zeros);
       }
       if (!computes) block_sync<kWarps>();  // shared memory may be overwritten
     }
@@ -166,10 +173,10 @@ __global__ void __launch_bounds__(32 * kWarps, kWarps == 1 ? 16 : 4)
   }
 }
 
-template <bool kVector, int kWarps>
+template <bool kVector, int kWarps, bool kPlain>
 cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, cudaStream_t stream) {
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0);
-  const auto kernel = decode_kernel<kVector, kWarps>;
+  const auto kernel = decode_kernel<kVector, kWarps, kPlain>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
   if (error != cudaSuccess) return error;
@@ -199,14 +206,16 @@ cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t warps, i
   // The bitmap of deferred heads bounds a block's share.
   const int64_t least = (total + 32 * kDeferredWords - 1) / (32 * kDeferredWords);
   const int32_t grid = static_cast<int32_t>(std::max(std::min<int64_t>(blocks, total), least));
+  const bool plain = call.plain != 0;
+  const auto with = [&]<bool kVector, bool kPlain>() {
+    if (warps == 1) return launch<kVector, 1, kPlain>(call, grid, overlaps, stream);
+    if (warps == 2) return launch<kVector, 2, kPlain>(call, grid, overlaps, stream);
+    return launch<kVector, 4, kPlain>(call, grid, overlaps, stream);
+  };
   if (vector) {
-    if (warps == 1) return launch<true, 1>(call, grid, overlaps, stream);
-    if (warps == 2) return launch<true, 2>(call, grid, overlaps, stream);
-    return launch<true, 4>(call, grid, overlaps, stream);
+    return plain ? with.template operator()<true, true>() : with.template operator()<true, false>();
   }
-  if (warps == 1) return launch<false, 1>(call, grid, overlaps, stream);
-  if (warps == 2) return launch<false, 2>(call, grid, overlaps, stream);
-  return launch<false, 4>(call, grid, overlaps, stream);
+  return plain ? with.template operator()<false, true>() : with.template operator()<false, false>();
 }
 
 }  // namespace leapquant::cuda

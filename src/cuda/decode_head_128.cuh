@@ -8,108 +8,225 @@
 
 namespace leapquant::cuda::decoding_128 {
 
-// One head of one sequence at work.
-template <bool kVector, int kWarps>
+// One head of one sequence at work. kPlain: the common call, one token; only addresses and
+// conversions know, not the arithmetic.
+template <bool kVector, int kWarps, bool kPlain>
 struct Head {
-  static constexpr int32_t kCount = 4 / kWarps;  // values a lane owns
+  static constexpr int32_t kCount = 4 / kWarps;     // values a lane owns at the end
+  static constexpr int32_t kValues = 128 / kWarps;  // of a warp
+  static constexpr int32_t kTiles = kValues / 16;
   const Call128& call;
   char* shared;
   const Plan& plan;
   int32_t lane, warp;
   int32_t place;  // of the lane's values: value = kCount * place
 
+  __device__ __forceinline__ static int32_t decay_type(const Rows128& rows) {
+    return kVector ? rows.type : scalar_type<kPlain>(rows);
+  }
+  __device__ __forceinline__ static int32_t type_of(const Rows128& rows) {
+    return kPlain ? int32_t{LEAPQUANT_BF16} : rows.type;
+  }
+  __device__ __forceinline__ const HeadFormat128& format_at(int32_t v_head) const {
+    return kPlain ? call.classes[0] : format_of(call, v_head);
+  }
   __device__ __forceinline__ float2* weights() const {
     return reinterpret_cast<float2*>(shared + plan.weights);
   }
+  __device__ __forceinline__ float* units() const {
+    return reinterpret_cast<float*>(shared + plan.units);
+  }
 
-  // Weights of 8 rows from `row`: sums over the lanes, times `scale` of the lane's row.
-  __device__ __forceinline__ void put_weights(float (&p)[16], int32_t row, int32_t rows,
-                                              float scale) const {
-    const float sum = sums_of_sixteen(p, lane) * scale;
+  // Weights of 8 records from `row` (vector decays): sums over the lanes.
+  __device__ __forceinline__ void put_weights(float (&p)[16], int32_t last, int32_t rows) const {
+    const float sum = sums_of_sixteen(p, lane);
     const int32_t mine = lane >> 2;
     if ((lane & 1) == 0 && mine < rows) {
-      reinterpret_cast<float*>(weights() + row + mine)[(lane >> 1) & 1] = sum;
+      reinterpret_cast<float*>(weights() + last - mine)[(lane >> 1) & 1] = sum;
     }
   }
 
-  // Dot products of `count` compensators' keys with both read vectors.
-  template <typename Load, typename Scale>
-  __device__ __forceinline__ void compensator_dots(int32_t count, int32_t row, int32_t* group,
-                                                   float4 rk, float4 rq, Load load,
-                                                   Scale scale) const {
-    for (int32_t first = 0; first < count; first += 8, ++*group) {
-      if (kWarps > 1 && *group % kWarps != warp) continue;
-      float p[16];
+  // The limbs as operands: rows g high, g + 8 low parts of vector g mod 2.
+  __device__ __forceinline__ void load_limbs(uint4 (&a)[8]) const {
+    const uint4* from =
+        reinterpret_cast<const uint4*>(shared + plan.limbs + ((lane >> 2) & 1) * kLimbBytes);
 #pragma unroll
-      for (int32_t r = 0; r < 8; ++r) {
-        p[2 * r] = p[2 * r + 1] = 0.0f;
-        if (first + r < count) {
-          const float4 key = load(first + r);
-          p[2 * r] = dot_four(key, rk);
-          p[2 * r + 1] = dot_four(key, rq);
-        }
-      }
-      const int32_t mine = first + (lane >> 2);
-      put_weights(p, row + first, count - first, scale(mine < count ? mine : count - 1));
+    for (int32_t j = 0; j < 4; ++j) {
+      a[2 * j] = from[2 * ((lane & 3) + 4 * j)];
+      a[2 * j + 1] = from[2 * ((lane & 3) + 4 * j) + 1];
     }
   }
 
-  // One token. n records lie in shared memory, `decay` is lane l's log decay of record l (scalar).
-  // Returns through *decay the appended token's too. load_wait waits for the copies.
+  // Dot products of up to 8 rows with both read vectors, times scale(row), to weights from `to`.
+  template <RowKind kKind, typename Scale>
+  __device__ __forceinline__ void key_dots(const char* rows, int32_t count, int32_t to,
+                                           const uint4 (&a)[8], Scale scale) const {
+    const int32_t g = lane >> 2;
+    const int32_t t = lane & 3;
+    const char* row = g < count ? rows + g * row_bytes_of(kKind) : shared + plan.zeros;
+    float d[4] = {};
+    float e[4] = {};
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) {
+      uint32_t x[4];
+      load_group<kKind, 8>(row, t + 4 * j, x);
+      mma_fp16(d, a[2 * j].x, a[2 * j].y, a[2 * j].z, a[2 * j].w, x[0], x[1]);
+      mma_fp16(e, a[2 * j + 1].x, a[2 * j + 1].y, a[2 * j + 1].z, a[2 * j + 1].w, x[2], x[3]);
+    }
+    if (g < 2) {
+      const float unit = units()[g];
+      float* out = reinterpret_cast<float*>(weights() + to + 2 * t) + g;
+      if (2 * t < count) out[0] = ((d[0] + e[0]) + (d[2] + e[2])) * unit * scale(2 * t);
+      if (2 * t + 1 < count) out[2] = ((d[1] + e[1]) + (d[3] + e[3])) * unit * scale(2 * t + 1);
+    }
+  }
+
+  // What the value sides of up to 16 rows add to both reads of the warp's values: acc[j][0], [1] of
+  // value g kValues / 8 + j, columns as the limbs (lane t = 0: first vector, t = 1: second), [2],
+  // [3] of the value kTiles further. scale: of the lane's vector.
+  template <RowKind kKind>
+  __device__ __forceinline__ void value_sums(const char* rows, int32_t count, int32_t from,
+                                             float scale, float (&acc)[kTiles][4]) const {
+    const int32_t g = lane >> 2;
+    const int32_t t = lane & 3;
+    const float* w = reinterpret_cast<const float*>(weights() + from + 2 * t) + ((g >> 1) & 1);
+    const bool low = (g & 1) != 0;
+    uint32_t b[2] = {};
+    {
+      uint32_t high, rest;
+      split(w[0] * scale, w[2] * scale, &high, &rest);
+      b[0] = low ? rest : high;
+      if (count > 8) {
+        split(w[16] * scale, w[18] * scale, &high, &rest);
+        b[1] = low ? rest : high;
+      }
+    }
+    constexpr int32_t kLoad = kValues / 8 > 8 ? 8 : kValues / 8;  // values of one load
+    constexpr int32_t kLoads = kValues / 8 / kLoad;
+    uint32_t pairs[4][kLoads * kLoad / 2] = {};
+#pragma unroll
+    for (int32_t r = 0; r < 4; ++r) {
+      const int32_t index = 2 * t + (r & 1) + 8 * (r >> 1);
+      if (r >= 2 && count <= 8) continue;
+      const char* row = index < count ? rows + index * row_bytes_of(kKind) : shared + plan.zeros;
+#pragma unroll
+      for (int32_t i = 0; i < kLoads; ++i) {
+        uint32_t x[kLoad / 2];
+        load_group<kKind, kLoad>(row, (8 * warp + g) * kLoads + i, x);
+#pragma unroll
+        for (int32_t k = 0; k < kLoad / 2; ++k) pairs[r][kLoad / 2 * i + k] = x[k];
+      }
+    }
+#pragma unroll
+    for (int32_t j = 0; j < kTiles; ++j) {
+      const uint32_t pick = j % 2 == 0 ? 0x5410 : 0x7632;
+      const int32_t first = j / 2;
+      const int32_t second = (j + kTiles) / 2;
+      mma_fp16(acc[j], __byte_perm(pairs[0][first], pairs[1][first], pick),
+               __byte_perm(pairs[0][second], pairs[1][second], pick),
+               __byte_perm(pairs[2][first], pairs[3][first], pick),
+               __byte_perm(pairs[2][second], pairs[3][second], pick), b[0], b[1]);
+    }
+  }
+
+  __device__ __forceinline__ static int32_t tiles_of(int32_t count) { return (count + 15) & ~15; }
+
+  struct Pointers {  // a sequence's rows, records and boundary states
+    const char *q, *k, *v, *g, *beta;
+    char *output, *window, *state;
+  };
+  __device__ __forceinline__ Pointers pointers_of(int32_t sequence, const Sequence128& s) const {
+    Pointers p;
+    p.q = row_of(call.q, sequence, 0, 0);
+    p.k = row_of(call.k, sequence, 0, 0);
+    p.v = row_of(call.v, sequence, 0, 0);
+    p.g = row_of(call.log_decay, sequence, 0, 0);
+    p.beta = row_of(call.beta, sequence, 0, 0);
+    p.output = const_cast<char*>(row_of(call.output, sequence, 0, 0));
+    p.window = call.windows + s.window_slot * call.window_stride;
+    p.state = call.states + s.slot * call.state_stride;
+    return p;
+  }
+  // A row of a sequence. kPlain: the strides fit 32 bits, and so do places within a slot always.
+  __device__ __forceinline__ static const char* at(const char* from, const Rows128& rows, int32_t t,
+                                                   int32_t head) {
+    if constexpr (kPlain) {
+      return from +
+             uint64_t{static_cast<uint32_t>(head)} * static_cast<uint32_t>(rows.head_stride) +
+             uint64_t{static_cast<uint32_t>(t)} * static_cast<uint32_t>(rows.token_stride);
+    }
+    return from + t * rows.token_stride + head * rows.head_stride;
+  }
+  __device__ __forceinline__ static uint32_t within(int32_t head, int64_t stride) {
+    return static_cast<uint32_t>(head) * static_cast<uint32_t>(stride);
+  }
+  __device__ __forceinline__ char* boundary_at(const Pointers& inputs, int32_t v_head) const {
+    return inputs.state + (kPlain || call.num_classes == 1
+                               ? within(v_head, call.classes[0].bytes)
+                               : static_cast<uint32_t>(call.head_offset[v_head]) * 16u);
+  }
+  __device__ __forceinline__ uint32_t keys_at(int32_t v_head) const {
+    return within(quotient<kPlain>(v_head, call.group), call.key_head_stride);
+  }
+  __device__ __forceinline__ uint32_t corrections_at(int32_t v_head) const {
+    return static_cast<uint32_t>(call.corrections) + within(v_head, call.correction_head_stride);
+  }
+  __device__ __forceinline__ uint32_t decays_at(int32_t v_head) const {
+    return static_cast<uint32_t>(call.log_decays) + within(v_head, call.decay_head_stride);
+  }
+
   // The inputs of one token as they lie. Loaded a head ahead where the next head is known.
   struct Raw {
     uint4 q, k, v, g;
     uint32_t v_one[kCount];
     uint32_t beta;
   };
-  __device__ __forceinline__ void load_inputs(int32_t sequence, int32_t v_head, int32_t t,
+  __device__ __forceinline__ void load_inputs(const Pointers& rows, int32_t v_head, int32_t t,
                                               Raw* raw) const {
-    const int32_t k_head = quotient(v_head, call.group);
-    raw->q = load_raw(row_of(call.q, sequence, t, k_head), call.q.type, lane);
-    raw->k = load_raw(row_of(call.k, sequence, t, k_head), call.k.type, lane);
-    const char* v_row = row_of(call.v, sequence, t, v_head);
+    const int32_t k_head = quotient<kPlain>(v_head, call.group);
+    raw->q = load_raw(at(rows.q, call.q, t, k_head), type_of(call.q), lane);
+    raw->k = load_raw(at(rows.k, call.k, t, k_head), type_of(call.k), lane);
+    const char* v_row = at(rows.v, call.v, t, v_head);
     if constexpr (kCount == 4) {
-      raw->v = load_raw(v_row, call.v.type, place);
+      raw->v = load_raw(v_row, type_of(call.v), place);
     } else {
 #pragma unroll
       for (int32_t i = 0; i < kCount; ++i) {
-        raw->v_one[i] = load_raw_one(v_row, call.v.type, kCount * place + i);
+        raw->v_one[i] = load_raw_one(v_row, type_of(call.v), kCount * place + i);
       }
     }
     if (call.beta.data != nullptr) {
-      raw->beta = load_raw_one(row_of(call.beta, sequence, t, 0), call.beta.type, v_head);
+      raw->beta =
+          load_raw_one(at(rows.beta, call.beta, t, 0), scalar_type<kPlain>(call.beta), v_head);
     }
     if constexpr (kVector) {
-      raw->g = load_raw(row_of(call.log_decay, sequence, t, v_head), call.log_decay.type, lane);
+      raw->g = load_raw(at(rows.g, call.log_decay, t, v_head), decay_type(call.log_decay), lane);
     } else if (call.log_decay.data != nullptr) {
-      raw->g.x = load_raw_one(row_of(call.log_decay, sequence, t, 0), call.log_decay.type, v_head);
+      raw->g.x = load_raw_one(at(rows.g, call.log_decay, t, 0), decay_type(call.log_decay), v_head);
     }
   }
   // Log decay of record `lane` of the window (scalar decays).
-  __device__ __forceinline__ float load_decay(const Sequence128& s, int32_t v_head, int32_t base,
+  __device__ __forceinline__ float load_decay(const Pointers& inputs, int32_t v_head, int32_t base,
                                               int32_t n) const {
-    if (kVector || call.stored_decay == 0 || lane >= n) return 0.0f;
-    const float* decays =
-        reinterpret_cast<const float*>(call.windows + s.window_slot * call.window_stride +
-                                       call.log_decays + v_head * call.decay_head_stride);
-    return decays[modulo(base + lane, call.ring_tokens)];
+    if (kVector || call.stored_decay == 0) return 0.0f;
+    return load_float_if(lane < n, inputs.window + decays_at(v_head) +
+                                       4 * modulo<kPlain>(base + lane, call.ring_tokens));
   }
 
   // One token, whose inputs *raw holds. n records lie in shared memory, *decay is lane l's log
   // decay of record l (scalar decays). wait: until the copies are there. early: shared memory has
   // been read for the last time, unless the token is appended to it.
   template <typename Wait, typename Early>
-  __device__ __forceinline__ void token(int32_t sequence, int32_t v_head, int32_t t, int32_t n,
-                                        const Sequence128& s, const HeadFormat128& format,
-                                        float* decay, bool append, Raw* raw, Wait wait,
-                                        Early early) const {
-    const int32_t k_head = quotient(v_head, call.group);
-    float4 q = widen_raw(raw->q, call.q.type);
-    float4 k = widen_raw(raw->k, call.k.type);
+  __device__ __forceinline__ void token(const Pointers& inputs, int32_t v_head, int32_t t,
+                                        int32_t n, const Sequence128& s,
+                                        const HeadFormat128& format, float* decay, bool append,
+                                        Raw* raw, Wait wait, Early early) const {
+    float4 q = widen_raw(raw->q, type_of(call.q));
+    float4 k = widen_raw(raw->k, type_of(call.k));
 
     if (call.l2norm != 0) {
-      const float qs = 1.0f / sqrtf(sum_of_warp(dot_four(q, q)) + call.l2norm_eps);
-      const float ks = 1.0f / sqrtf(sum_of_warp(dot_four(k, k)) + call.l2norm_eps);
+      const float qs = rsqrtf(sum_of_warp(dot_four(q, q)) + call.l2norm_eps);
+      const float ks = rsqrtf(sum_of_warp(dot_four(k, k)) + call.l2norm_eps);
       q = make_float4(q.x * qs, q.y * qs, q.z * qs, q.w * qs);
       k = make_float4(k.x * ks, k.y * ks, k.z * ks, k.w * ks);
     }
@@ -117,8 +234,8 @@ struct Head {
     const float own = sum_of_warp(dot_four(k, q));
     float4 g = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // scalar: x only
     if constexpr (kVector) {
-      g = widen_raw(raw->g, call.log_decay.type);
-      if (call.gate != LEAPQUANT_GATE_READY) {
+      g = widen_raw(raw->g, decay_type(call.log_decay));
+      if (!kPlain && call.gate != LEAPQUANT_GATE_READY) {
         const int32_t bias = v_head * 128 + 4 * lane;
         g.x = gate_of(call, g.x, v_head, bias);
         g.y = gate_of(call, g.y, v_head, bias + 1);
@@ -126,7 +243,8 @@ struct Head {
         g.w = gate_of(call, g.w, v_head, bias + 3);
       }
     } else if (call.log_decay.data != nullptr) {
-      g.x = gate_of(call, widen_one(raw->g.x, call.log_decay.type), v_head, v_head);
+      g.x = widen_one(raw->g.x, decay_type(call.log_decay));
+      if (!kPlain) g.x = gate_of(call, g.x, v_head, v_head);
     }
     float4 a;
     a.x = exp_fast(g.x);
@@ -154,33 +272,55 @@ struct Head {
       after = exp_fast(after);
     }
 
+    // Which warp prepares which read vector.
+    const bool has_k = warp == 0;
+    const bool has_q = kWarps == 1 || warp == 1;
+    const auto put_limbs = [&] {
+      char* limbs = shared + plan.limbs;
+      if (has_k) {
+        const float unit = write_limbs(rk, 0, limbs, lane);
+        if (lane == 0) units()[0] = unit;
+      }
+      if (has_q) {
+        const float unit = write_limbs(rq, 1, limbs, lane);
+        if (lane == 0) units()[1] = unit;
+      }
+    };
+    const int32_t rows = plan.record_rows + tiles_of(format.num_fp16) + tiles_of(format.num_int8) +
+                         tiles_of(format.num_int4);
+    if (t > 0) block_sync<kWarps>();  // the token before has read its sums
+    for (int32_t i = 32 * warp + lane; i < rows; i += 32 * kWarps) {
+      weights()[i] = make_float2(0.0f, 0.0f);
+    }
+    if constexpr (!kVector) put_limbs();
+    block_sync<kWarps>();
+
     wait();
 
-    // Records, newest first: row i is record n - 1 - i.
-    int32_t group = 0;
     const char* keys = shared + plan.keys;
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int32_t first = 0; first < n; first += 8, ++group) {
-      const bool mine = kWarps == 1 || group % kWarps == warp;
-      float p[16];
+    if constexpr (kVector) {
+      // Records, newest first: the decays since then weigh each channel of the key.
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      int32_t group = 0;
+#pragma unroll 1
+      for (int32_t first = 0; first < n; first += 8, ++group) {
+        const bool mine = kWarps == 1 || group % kWarps == warp;
+        float p[16];
 #pragma unroll
-      for (int32_t r = 0; r < 8; ++r) {
-        p[2 * r] = p[2 * r + 1] = 0.0f;
-        const int32_t record = n - 1 - first - r;
-        if (record >= 0) {
-          if (mine) {
-            float4 key = widen(*reinterpret_cast<const uint2*>(keys + record * 256 + 8 * lane),
-                               LEAPQUANT_FP16);
-            if constexpr (kVector) {
+        for (int32_t r = 0; r < 8; ++r) {
+          p[2 * r] = p[2 * r + 1] = 0.0f;
+          const int32_t record = n - 1 - first - r;
+          if (record >= 0) {
+            if (mine) {
+              float4 key = widen(*reinterpret_cast<const uint2*>(keys + record * 256 + 8 * lane),
+                                 LEAPQUANT_FP16);
               key.x *= exp_fast(sum.x);
               key.y *= exp_fast(sum.y);
               key.z *= exp_fast(sum.z);
               key.w *= exp_fast(sum.w);
+              p[2 * r] = dot_four(key, rk);
+              p[2 * r + 1] = dot_four(key, rq);
             }
-            p[2 * r] = dot_four(key, rk);
-            p[2 * r + 1] = dot_four(key, rq);
-          }
-          if constexpr (kVector) {
             const char* row = shared + plan.decays + record * 128 * call.decay_bytes;
             const float4 step =
                 call.decay_bytes == 4
@@ -189,55 +329,65 @@ struct Head {
             sum.x += step.x, sum.y += step.y, sum.z += step.z, sum.w += step.w;
           }
         }
+        if (mine) put_weights(p, n - 1 - first, n - first);
       }
-      if (mine) {
-        float scale = 1.0f;
-        if constexpr (!kVector) {
-          const int32_t record = n - 1 - first - (lane >> 2);
-          scale = __shfl_sync(kAll, after, record < 0 ? 0 : record);
-        }
-        put_weights(p, first, n - first, scale);
-      }
-    }
-    if constexpr (kVector) {
       const float4 d =
           make_float4(exp_fast(sum.x), exp_fast(sum.y), exp_fast(sum.z), exp_fast(sum.w));
       rk = make_float4(rk.x * d.x, rk.y * d.y, rk.z * d.z, rk.w * d.w);
       rq = make_float4(rq.x * d.x, rq.y * d.y, rq.z * d.z, rq.w * d.w);
+      put_limbs();
+      block_sync<kWarps>();
     }
 
-    // Compensators: scales of both sides go into the weight.
-    int32_t row = n;
-    compensator_dots(
-        format.num_fp16, row, &group, rk, rq,
-        [&](int32_t c) {
-          return widen(
-              *reinterpret_cast<const uint2*>(shared + format.fp16_keys + c * 256 + 8 * lane),
-              LEAPQUANT_FP16);
-        },
-        [&](int32_t) { return decay_all; });
-    row += format.num_fp16;
-    const auto scale_of = [&](int32_t c) {
-      return half_at(shared + format.key_scales, c) * half_at(shared + format.value_scales, c) *
-             decay_all;
-    };
-    compensator_dots(
-        format.num_int8, row, &group, rk, rq,
-        [&](int32_t c) {
-          return bytes_to_float(
-              *reinterpret_cast<const uint32_t*>(shared + format.int8_keys + c * 128 + 4 * lane));
-        },
-        scale_of);
-    row += format.num_int8;
-    compensator_dots(
-        format.num_int4, row, &group, rk, rq,
-        [&](int32_t c) {
-          return nibbles_to_float(*reinterpret_cast<const unsigned short*>(
-              shared + format.int4_keys + c * 64 + 2 * lane));
-        },
-        [&](int32_t c) { return scale_of(format.num_int8 + c); });
+    // Dot products by the matrix units, eight rows at a time: records, compensators.
+    {
+      uint4 a[8];
+      load_limbs(a);
+      int32_t tile = 0;
+      const auto mine = [&] { return kWarps == 1 || tile++ % kWarps == warp; };
+      if constexpr (!kVector) {
+#pragma unroll 1
+        for (int32_t first = 0; first < n; first += 8) {
+          const float even = __shfl_sync(kAll, after, (first + 2 * (lane & 3)) & 31);
+          const float odd = __shfl_sync(kAll, after, (first + 2 * (lane & 3) + 1) & 31);
+          if (mine()) {
+            key_dots<RowKind::kFp16>(keys + first * 256, n - first, first, a,
+                                     [&](int32_t r) { return (r & 1) != 0 ? odd : even; });
+          }
+        }
+      }
+      int32_t to = plan.record_rows;
+#pragma unroll 1
+      for (int32_t first = 0; first < format.num_fp16; first += 8) {
+        if (mine()) {
+          key_dots<RowKind::kFp16>(shared + format.fp16_keys + first * 256, format.num_fp16 - first,
+                                   to + first, a, [&](int32_t) { return decay_all; });
+        }
+      }
+      to += tiles_of(format.num_fp16);
+      const auto scale_of = [&](int32_t c) {
+        return half_at(shared + format.key_scales, c) * half_at(shared + format.value_scales, c) *
+               decay_all;
+      };
+#pragma unroll 1
+      for (int32_t first = 0; first < format.num_int8; first += 8) {
+        if (mine()) {
+          key_dots<RowKind::kInt8>(shared + format.int8_keys + first * 128, format.num_int8 - first,
+                                   to + first, a, [&](int32_t r) { return scale_of(first + r); });
+        }
+      }
+      to += tiles_of(format.num_int8);
+#pragma unroll 1
+      for (int32_t first = 0; first < format.num_int4; first += 8) {
+        if (mine()) {
+          key_dots<RowKind::kInt4>(
+              shared + format.int4_keys + first * 64, format.num_int4 - first, to + first, a,
+              [&](int32_t r) { return scale_of(format.num_int8 + first + r); });
+        }
+      }
+    }
 
-    // Read vectors against the residual: smoothing into fixed point. All warps write the same.
+    // Read vectors against the residual: smoothing into fixed point.
     float4 c = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     if (format.smoothing == LEAPQUANT_SMOOTHING_FP32) {
       c = *reinterpret_cast<const float4*>(shared + format.smoothing_at + 16 * lane);
@@ -250,10 +400,16 @@ struct Head {
       c.w = log8_value(word >> 24);
     }
     uint32_t* planes = reinterpret_cast<uint32_t*>(shared + plan.planes);
-    const float unit_k =
-        write_planes(make_float4(rk.x * c.x, rk.y * c.y, rk.z * c.z, rk.w * c.w), 0, planes, lane);
-    const float unit_q =
-        write_planes(make_float4(rq.x * c.x, rq.y * c.y, rq.z * c.z, rq.w * c.w), 1, planes, lane);
+    if (has_k) {
+      const float unit = write_planes(make_float4(rk.x * c.x, rk.y * c.y, rk.z * c.z, rk.w * c.w),
+                                      0, planes, lane);
+      if (lane == 0) units()[2] = unit;
+    }
+    if (has_q) {
+      const float unit = write_planes(make_float4(rq.x * c.x, rq.y * c.y, rq.z * c.z, rq.w * c.w),
+                                      1, planes, lane);
+      if (lane == 0) units()[3] = unit;
+    }
     block_sync<kWarps>();
 
     uint32_t b[8];
@@ -291,55 +447,70 @@ struct Head {
         read_codes<4>(shared, kBlocks * warp + i, b, ones, half_levels, reads, lane);
       }
     }
-    __syncwarp();
 
-    // Value sides of records and compensators.
-    float read_k[kCount] = {};
-    float read_q[kCount] = {};
-    const auto add = [&](int32_t at, const Values<kCount>& x) {
-      const float2 w = weights()[at];
-#pragma unroll
-      for (int32_t i = 0; i < kCount; ++i) {
-        read_k[i] = fmaf(w.x, x.at[i], read_k[i]);
-        read_q[i] = fmaf(w.y, x.at[i], read_q[i]);
+    // Value sides of records and compensators by the matrix units.
+    float* sums = reinterpret_cast<float*>(shared + plan.sums);
+    {
+      uint32_t most_k = 0;
+      uint32_t most_q = 0;
+      for (int32_t i = lane; i < rows; i += 32) {
+        const float2 w = weights()[i];
+        most_k = max(most_k, __float_as_uint(fabsf(w.x)));
+        most_q = max(most_q, __float_as_uint(fabsf(w.y)));
       }
-    };
-    const char* corrections = shared + plan.corrections;
-#pragma unroll 4
-    for (int32_t i = 0; i < n; ++i) {
-      add(i, load_halves<kCount>(corrections + (n - 1 - i) * 256, place));
+      float back_k, back_q;
+      const float scale_k = to_top(__reduce_max_sync(kAll, most_k), &back_k);
+      const float scale_q = to_top(__reduce_max_sync(kAll, most_q), &back_q);
+      const float scale = (lane & 8) != 0 ? scale_q : scale_k;  // of the limb in column g
+      float acc[kTiles][4] = {};
+      for (int32_t first = 0; first < n; first += 16) {
+        value_sums<RowKind::kFp16>(shared + plan.corrections + first * 256, n - first, first, scale,
+                                   acc);
+      }
+      int32_t from = plan.record_rows;
+      for (int32_t first = 0; first < format.num_fp16; first += 16, from += 16) {
+        value_sums<RowKind::kFp16>(shared + format.fp16_values + first * 256,
+                                   format.num_fp16 - first, from, scale, acc);
+      }
+      for (int32_t first = 0; first < format.num_int8; first += 16, from += 16) {
+        value_sums<RowKind::kInt8>(shared + format.int8_values + first * 128,
+                                   format.num_int8 - first, from, scale, acc);
+      }
+      for (int32_t first = 0; first < format.num_int4; first += 16, from += 16) {
+        value_sums<RowKind::kInt4>(shared + format.int4_values + first * 64,
+                                   format.num_int4 - first, from, scale, acc);
+      }
+      const int32_t t = lane & 3;
+      if (t < 2) {
+        const float back = t == 0 ? back_k : back_q;
+        float* to = sums + 128 * t + warp * kValues + (lane >> 2) * (kValues / 8);
+#pragma unroll
+        for (int32_t j = 0; j < kTiles; ++j) {
+          to[j] = (acc[j][0] + acc[j][1]) * back;
+          to[j + kTiles] = (acc[j][2] + acc[j][3]) * back;
+        }
+      }
     }
-    row = n;
-#pragma unroll 4
-    for (int32_t i = 0; i < format.num_fp16; ++i) {
-      add(row + i, load_halves<kCount>(shared + format.fp16_values + i * 256, place));
-    }
-    row += format.num_fp16;
-#pragma unroll 4
-    for (int32_t i = 0; i < format.num_int8; ++i) {
-      add(row + i, load_bytes<kCount>(shared + format.int8_values + i * 128, place));
-    }
-    row += format.num_int8;
-#pragma unroll 4
-    for (int32_t i = 0; i < format.num_int4; ++i) {
-      add(row + i, load_nibbles<kCount>(shared + format.int4_values + i * 64, place));
-    }
+    __syncwarp();
 
     float v[kCount];
     if constexpr (kCount == 4) {
-      const float4 x = widen_raw(raw->v, call.v.type);
+      const float4 x = widen_raw(raw->v, type_of(call.v));
       v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
     } else {
 #pragma unroll
-      for (int32_t i = 0; i < kCount; ++i) v[i] = widen_one(raw->v_one[i], call.v.type);
+      for (int32_t i = 0; i < kCount; ++i) v[i] = widen_one(raw->v_one[i], type_of(call.v));
     }
     float beta = 1.0f;
-    if (call.beta.data != nullptr) beta = beta_of(call, widen_one(raw->beta, call.beta.type));
+    if (call.beta.data != nullptr) {
+      beta = widen_one(raw->beta, scalar_type<kPlain>(call.beta));
+      if (!kPlain) beta = beta_of(call, beta);
+    }
 
     // Residual, correction, output.
     float u[kCount], o[kCount];
-    const float full_k = unit_k * decay_all;
-    const float full_q = unit_q * decay_all;
+    const float full_k = units()[2] * decay_all;
+    const float full_q = units()[3] * decay_all;
 #pragma unroll
     for (int32_t i = 0; i < kCount; ++i) {
       const int32_t value = kCount * place + i;
@@ -347,8 +518,8 @@ struct Head {
                               ? half_at(shared + format.value_scale, value)
                               : reinterpret_cast<const float*>(shared + format.value_scale)[value];
       const float step = scale * format.inverse_q;
-      u[i] = fmaf(reads[value] * full_k, step, read_k[i]);
-      o[i] = fmaf(reads[128 + value] * full_q, step, read_q[i]);
+      u[i] = fmaf(reads[value] * full_k, step, sums[value]);
+      o[i] = fmaf(reads[128 + value] * full_q, step, sums[128 + value]);
     }
     early();
 #pragma unroll
@@ -356,27 +527,27 @@ struct Head {
       u[i] = beta * (call.delta_rule ? v[i] - u[i] : v[i]);
       o[i] = fmaf(own, u[i], o[i]);
     }
-    store_values<kCount>(const_cast<char*>(row_of(call.output, sequence, t, v_head)),
-                         call.output.type, place, o);
+    store_values<kCount>(const_cast<char*>(at(inputs.output, call.output, t, v_head)),
+                         type_of(call.output), place, o);
 
     // The record.
     bool saturated = false;
-    __half u_half[kCount], k_half[4];
-#pragma unroll
-    for (int32_t i = 0; i < kCount; ++i) u_half[i] = to_half_saturated(u[i], &saturated);
-    const float k_in[4] = {k.x, k.y, k.z, k.w};
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) k_half[i] = to_half_saturated(k_in[i], &saturated);
-    const int32_t ring = modulo(s.position + t, call.ring_tokens);
-    char* window = call.windows + s.window_slot * call.window_stride;
-    char* u_row = window + call.corrections + v_head * call.correction_head_stride + ring * 256;
-    char* k_row = window + k_head * call.key_head_stride + ring * 256;
-    char* g_row = window + call.log_decays + v_head * call.decay_head_stride;
-    uint2 k_bits;
-    k_bits.x = __half_as_ushort(k_half[0]) | static_cast<uint32_t>(__half_as_ushort(k_half[1]))
-                                                 << 16;
-    k_bits.y = __half_as_ushort(k_half[2]) | static_cast<uint32_t>(__half_as_ushort(k_half[3]))
-                                                 << 16;
+    __half u_half[kCount];
+    to_halves_saturated(u, u_half, &saturated);
+    const int32_t ring = modulo<kPlain>(s.position + t, call.ring_tokens);
+    char* u_row = inputs.window + corrections_at(v_head) + ring * 256;
+    char* k_row = inputs.window + keys_at(v_head) + ring * 256;
+    char* g_row = inputs.window + decays_at(v_head);
+    uint2 k_bits = {};
+    if (warp == 0) {
+      __half k_half[4];
+      const float k_in[4] = {k.x, k.y, k.z, k.w};
+      to_halves_saturated(k_in, k_half, &saturated);
+      k_bits.x = __half_as_ushort(k_half[0]) | static_cast<uint32_t>(__half_as_ushort(k_half[1]))
+                                                   << 16;
+      k_bits.y = __half_as_ushort(k_half[2]) | static_cast<uint32_t>(__half_as_ushort(k_half[3]))
+                                                   << 16;
+    }
     store_record(u_row, u_half);
     if (warp == 0) {
       *reinterpret_cast<uint2*>(k_row + 8 * lane) = k_bits;
@@ -443,7 +614,7 @@ struct Head {
   }
 
   // Bulk copies of the boundary state and n records; one thread calls it.
-  __device__ __forceinline__ void start_copies(const Sequence128& s, int32_t v_head, int32_t base,
+  __device__ __forceinline__ void start_copies(const Pointers& inputs, int32_t v_head, int32_t base,
                                                int32_t n, const HeadFormat128& format,
                                                uint32_t barrier) const {
     const uint32_t at = shared_address(shared);
@@ -451,22 +622,25 @@ struct Head {
     const uint32_t total =
         static_cast<uint32_t>(format.bytes) + static_cast<uint32_t>(n) * (512u + decay_row);
     barrier_expect(barrier, total);
-    bulk_copy(at, boundary_of(call, s.slot, v_head), static_cast<uint32_t>(format.bytes), barrier);
+    bulk_copy(at, boundary_at(inputs, v_head), static_cast<uint32_t>(format.bytes), barrier);
     if (n == 0) return;
-    const int32_t ring = modulo(base, call.ring_tokens);
+    const int32_t ring = modulo<kPlain>(base, call.ring_tokens);
     const int32_t head_part = min(n, call.ring_tokens - ring);
-    const char* window = call.windows + s.window_slot * call.window_stride;
-    const char* rows[3] = {window + quotient(v_head, call.group) * call.key_head_stride,
-                           window + call.corrections + v_head * call.correction_head_stride,
-                           window + call.log_decays + v_head * call.decay_head_stride};
-    const int32_t to[3] = {plan.keys, plan.corrections, plan.decays};
-#pragma unroll
-    for (int32_t i = 0; i < (kVector ? 3 : 2); ++i) {
-      const uint32_t row = i == 2 ? decay_row : 256u;
-      bulk_copy(at + to[i], rows[i] + int64_t{ring} * row, head_part * row, barrier);
-      if (head_part < n) {
-        bulk_copy(at + to[i] + head_part * row, rows[i], (n - head_part) * row, barrier);
-      }
+    const char* keys = inputs.window + keys_at(v_head);
+    const char* corrections = inputs.window + corrections_at(v_head);
+    const char* decays = inputs.window + decays_at(v_head);
+    bulk_copy(at + plan.keys, keys + ring * 256, head_part * 256, barrier);
+    bulk_copy(at + plan.corrections, corrections + ring * 256, head_part * 256, barrier);
+    if constexpr (kVector) {
+      bulk_copy(at + plan.decays, decays + ring * decay_row, head_part * decay_row, barrier);
+    }
+    if (head_part == n) return;
+    const int32_t done = head_part * 256;
+    bulk_copy(at + plan.keys + done, keys, n * 256 - done, barrier);
+    bulk_copy(at + plan.corrections + done, corrections, n * 256 - done, barrier);
+    if constexpr (kVector) {
+      bulk_copy(at + plan.decays + head_part * decay_row, decays, (n - head_part) * decay_row,
+                barrier);
     }
   }
 };

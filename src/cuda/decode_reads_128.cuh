@@ -14,17 +14,21 @@ namespace leapquant::cuda::decoding_128 {
 using namespace device_128;
 
 constexpr int32_t kPlaneWords = 36;  // 32 words of one byte plane, padded against bank conflicts
+constexpr int32_t kLimbBytes = 528;  // 128 values as FP16 pairs, high and low in turn, padded
 constexpr int32_t kDeferredWords = 64;
 constexpr uint32_t kAll = 0xffffffffu;
 
 // Shared memory of one block, in bytes from its start.
 struct Plan {
-  int32_t keys, corrections, decays, planes, reads, weights, deferred, bases, barrier, bytes;
+  int32_t keys, corrections, decays, planes, reads, sums, limbs, weights, zeros, deferred, bases,
+      units, barrier, bytes;
+  int32_t record_rows;  // weights of records, then of compensators: tiles of 16 rows
 };
 
 __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capacity,
                                            int32_t decay_bytes) {
   Plan p{};
+  p.record_rows = (capacity + 15) / 16 * 16;
   int32_t at = boundary_bytes;
   p.keys = at;
   at += capacity * 256;
@@ -35,13 +39,20 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   p.planes = at;
   at += 8 * kPlaneWords * 4;
   p.reads = at;
+  p.limbs = at;  // dead when the reads are written
+  at += 2 * 128 * 4;
+  p.sums = at;
   at += 2 * 128 * 4;
   p.weights = at;
-  at += (capacity + 32) * 8;
+  at += (p.record_rows + 64) * 8;
+  p.zeros = at;
+  at += 256;
   p.deferred = at;
   at += kDeferredWords * 4;
   p.bases = at;
   at += 32 * 4;
+  p.units = at;
+  at += 4 * 4;
   p.barrier = (at + 7) / 8 * 8;
   p.bytes = p.barrier + 8;
   return p;
@@ -87,75 +98,93 @@ __device__ __forceinline__ float sums_of_sixteen(float (&p)[16], int32_t lane) {
   return p[0] + __shfl_xor_sync(kAll, p[0], 1);
 }
 
-// Codes of four bytes (two's complement) as floats, exact.
-__device__ __forceinline__ float4 bytes_to_float(uint32_t word) {
-  const uint32_t shifted = word ^ 0x80808080u;
-  float4 r;
-  r.x = __uint_as_float(__byte_perm(shifted, 0x4b000000u, 0x7650)) - 8388736.0f;
-  r.y = __uint_as_float(__byte_perm(shifted, 0x4b000000u, 0x7651)) - 8388736.0f;
-  r.z = __uint_as_float(__byte_perm(shifted, 0x4b000000u, 0x7652)) - 8388736.0f;
-  r.w = __uint_as_float(__byte_perm(shifted, 0x4b000000u, 0x7653)) - 8388736.0f;
-  return r;
+// Four bytes (two's complement) as two pairs of FP16, exact.
+__device__ __forceinline__ void bytes_to_halves(uint32_t word, uint32_t* low, uint32_t* high) {
+  const uint32_t shifted = word ^ 0x80808080u;  // 1024 + code + 128
+  *low = subtract_halves(__byte_perm(shifted, 0x64646464u, 0x4140), 0x64806480u);
+  *high = subtract_halves(__byte_perm(shifted, 0x64646464u, 0x4342), 0x64806480u);
 }
 
-// A nibble (code + 8 of a half-integer) as code + 1/2.
-__device__ __forceinline__ float nibble_to_float(uint32_t word, int32_t index) {
-  return __uint_as_float(((word >> (4 * index)) & 15u) | 0x4b000000u) - 8388608.0f - 7.5f;
-}
-__device__ __forceinline__ float4 nibbles_to_float(uint32_t word) {
-  return make_float4(nibble_to_float(word, 0), nibble_to_float(word, 1), nibble_to_float(word, 2),
-                     nibble_to_float(word, 3));
+// Eight nibbles (code + 8 of half-integers) as four pairs of FP16, code + 1/2, exact; of a word
+// with four nibbles the first two pairs.
+__device__ __forceinline__ void nibbles_to_halves(uint32_t word, uint32_t (&pairs)[4]) {
+  constexpr uint32_t kMask = 0x03c003c0u;
+  constexpr uint32_t kSixteen = 0x4c004c00u;                                       // 16 + nibble
+  constexpr uint32_t kOffset = 0x4de04de0u;                                        // 23.5
+  const uint32_t z0 = subtract_halves(((word << 6) & kMask) | kSixteen, kOffset);  // 0 and 4
+  const uint32_t z1 = subtract_halves(((word << 2) & kMask) | kSixteen, kOffset);  // 1 and 5
+  const uint32_t z2 = subtract_halves(((word >> 2) & kMask) | kSixteen, kOffset);  // 2 and 6
+  const uint32_t z3 = subtract_halves(((word >> 6) & kMask) | kSixteen, kOffset);  // 3 and 7
+  pairs[0] = __byte_perm(z0, z1, 0x5410);
+  pairs[1] = __byte_perm(z2, z3, 0x5410);
+  pairs[2] = __byte_perm(z0, z1, 0x7632);
+  pairs[3] = __byte_perm(z2, z3, 0x7632);
 }
 
-// What a lane holds of its kCount consecutive values (4, 2 or 1), loaded from a row of 128.
-template <int kCount>
-struct Values {
-  float at[kCount];
-};
+enum class RowKind { kFp16, kInt8, kInt4 };
 
-template <int kCount>
-__device__ __forceinline__ Values<kCount> load_halves(const char* row, int32_t place) {
-  Values<kCount> r;
-  if constexpr (kCount == 4) {
-    const float4 x = widen(*reinterpret_cast<const uint2*>(row + 8 * place), LEAPQUANT_FP16);
-    r.at[0] = x.x, r.at[1] = x.y, r.at[2] = x.z, r.at[3] = x.w;
-  } else if constexpr (kCount == 2) {
-    const float2 x = __half22float2(*reinterpret_cast<const __half2*>(row + 4 * place));
-    r.at[0] = x.x, r.at[1] = x.y;
+__host__ __device__ constexpr int32_t row_bytes_of(RowKind kind) {
+  return kind == RowKind::kFp16 ? 256 : kind == RowKind::kInt8 ? 128 : 64;
+}
+
+// Values kCount index .. kCount index + kCount - 1 of a row (without its scale) as pairs of FP16.
+template <RowKind kKind, int kCount>
+__device__ __forceinline__ void load_group(const char* row, int32_t index,
+                                           uint32_t (&pairs)[kCount / 2]) {
+  static_assert(kCount == 8 || kCount == 4);
+  if constexpr (kKind == RowKind::kFp16) {
+    if constexpr (kCount == 8) {
+      const uint4 x = reinterpret_cast<const uint4*>(row)[index];
+      pairs[0] = x.x, pairs[1] = x.y, pairs[2] = x.z, pairs[3] = x.w;
+    } else {
+      const uint2 x = reinterpret_cast<const uint2*>(row)[index];
+      pairs[0] = x.x, pairs[1] = x.y;
+    }
+  } else if constexpr (kKind == RowKind::kInt8) {
+    if constexpr (kCount == 8) {
+      const uint32_t* x = reinterpret_cast<const uint32_t*>(row) + 2 * index;  // 4-byte aligned
+      bytes_to_halves(x[0], &pairs[0], &pairs[1]);
+      bytes_to_halves(x[1], &pairs[2], &pairs[3]);
+    } else {
+      bytes_to_halves(reinterpret_cast<const uint32_t*>(row)[index], &pairs[0], &pairs[1]);
+    }
   } else {
-    r.at[0] = __half2float(*reinterpret_cast<const __half*>(row + 2 * place));
+    uint32_t all[4];
+    nibbles_to_halves(kCount == 8 ? reinterpret_cast<const uint32_t*>(row)[index]
+                                  : reinterpret_cast<const unsigned short*>(row)[index],
+                      all);
+#pragma unroll
+    for (int32_t i = 0; i < kCount / 2; ++i) pairs[i] = all[i];
   }
-  return r;
 }
 
-template <int kCount>
-__device__ __forceinline__ Values<kCount> load_bytes(const char* row, int32_t place) {
-  Values<kCount> r;
-  if constexpr (kCount == 4) {
-    const float4 x = bytes_to_float(*reinterpret_cast<const uint32_t*>(row + 4 * place));
-    r.at[0] = x.x, r.at[1] = x.y, r.at[2] = x.z, r.at[3] = x.w;
-  } else if constexpr (kCount == 2) {
-    const float4 x = bytes_to_float(*reinterpret_cast<const unsigned short*>(row + 2 * place));
-    r.at[0] = x.x, r.at[1] = x.y;
-  } else {
-    r.at[0] = static_cast<float>(*reinterpret_cast<const signed char*>(row + place));
-  }
-  return r;
+// Power of two that brings `bits` (a float's, not negative) to 2^14 .. 2^15, and its inverse.
+__device__ __forceinline__ float to_top(uint32_t bits, float* back) {
+  const uint32_t exponent = min(max(bits >> 23, 20u), 240u);
+  *back = __uint_as_float((exponent - 14u) << 23);
+  return __uint_as_float((268u - exponent) << 23);
 }
 
-template <int kCount>
-__device__ __forceinline__ Values<kCount> load_nibbles(const char* row, int32_t place) {
-  Values<kCount> r;
-  if constexpr (kCount == 4) {
-    const float4 x = nibbles_to_float(*reinterpret_cast<const unsigned short*>(row + 2 * place));
-    r.at[0] = x.x, r.at[1] = x.y, r.at[2] = x.z, r.at[3] = x.w;
-  } else if constexpr (kCount == 2) {
-    const uint32_t word = *reinterpret_cast<const unsigned char*>(row + place);
-    r.at[0] = nibble_to_float(word, 0), r.at[1] = nibble_to_float(word, 1);
-  } else {
-    r.at[0] = nibble_to_float(*reinterpret_cast<const unsigned char*>(row + place / 2), place & 1);
-  }
-  return r;
+// x and y as pairs of FP16: high parts, and what they leave.
+__device__ __forceinline__ void split(float x, float y, uint32_t* high, uint32_t* low) {
+  const __half2 h = __floats2half2_rn(x, y);
+  const __half2 l = __floats2half2_rn(x - __low2float(h), y - __high2float(h));
+  *high = *reinterpret_cast<const uint32_t*>(&h);
+  *low = *reinterpret_cast<const uint32_t*>(&l);
+}
+
+// Writes the high and low parts of one read vector (0 or 1) as FP16 and returns what one unit of
+// them stands for.
+__device__ __forceinline__ float write_limbs(float4 x, int32_t vector, char* limbs, int32_t lane) {
+  const float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+  float unit;
+  const float scale = to_top(__reduce_max_sync(kAll, __float_as_uint(largest)), &unit);
+  uint2 high, low;
+  split(x.x * scale, x.y * scale, &high.x, &low.x);
+  split(x.z * scale, x.w * scale, &high.y, &low.y);
+  reinterpret_cast<uint4*>(limbs + vector * kLimbBytes)[lane] =
+      make_uint4(high.x, low.x, high.y, low.y);
+  return unit;
 }
 
 __device__ __forceinline__ float half_at(const char* at, int32_t index) {
@@ -198,13 +227,16 @@ __device__ __forceinline__ void read_codes(const char* payload, int32_t value_bl
                                            bool half_levels, float* reads, int32_t lane) {
   int32_t d[2][4] = {};
   if constexpr (kBits == 8) {
-    const uint4* blocks = reinterpret_cast<const uint4*>(payload) + value_block * 256 + lane;
+    // Loads of half a lane's words: an operand takes halves of two, and registers need not move.
+    const uint32_t blocks = shared_address(payload) + value_block * 4096 + 16 * lane;
 #pragma unroll
     for (int32_t s = 0; s < 4; ++s) {
-      const uint4 w0 = blocks[64 * s];
-      const uint4 w1 = blocks[64 * s + 32];
-      mma_int8<true>(d[0], w0.x, w0.y, w1.x, w1.y, b[2 * s], b[2 * s + 1]);
-      mma_int8<true>(d[1], w0.z, w0.w, w1.z, w1.w, b[2 * s], b[2 * s + 1]);
+#pragma unroll
+      for (int32_t m = 0; m < 2; ++m) {
+        const uint2 w0 = load_shared_pair(blocks + 1024 * s + 8 * m);
+        const uint2 w1 = load_shared_pair(blocks + 1024 * s + 512 + 8 * m);
+        mma_int8<true>(d[m], w0.x, w0.y, w1.x, w1.y, b[2 * s], b[2 * s + 1]);
+      }
     }
   } else {
     constexpr uint32_t kLow = 0x0f0f0f0fu;
@@ -255,6 +287,21 @@ __device__ __forceinline__ void read_codes(const char* payload, int32_t value_bl
 __device__ __forceinline__ __half to_half_saturated(float x, bool* saturated) {
   if (!(fabsf(x) < 65520.0f)) *saturated = true;
   return __float2half_rn(x != x ? 0.0f : fminf(fmaxf(x, -65504.0f), 65504.0f));
+}
+
+template <int kCount>
+__device__ __forceinline__ void to_halves_saturated(const float (&x)[kCount], __half (&to)[kCount],
+                                                    bool* saturated) {
+  bool fits = true;
+#pragma unroll
+  for (int32_t i = 0; i < kCount; ++i) fits = fits && fabsf(x[i]) < 65520.0f;
+  if (fits) {
+#pragma unroll
+    for (int32_t i = 0; i < kCount; ++i) to[i] = __float2half_rn(x[i]);
+  } else {
+#pragma unroll
+    for (int32_t i = 0; i < kCount; ++i) to[i] = to_half_saturated(x[i], saturated);
+  }
 }
 
 // A log decay as the window keeps it in FP16: -inf stays, finite ones stay finite.

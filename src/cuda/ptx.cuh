@@ -40,6 +40,10 @@ __device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, u
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// Brings bytes (a multiple of 16) to the second cache level.
+__device__ __forceinline__ void prefetch_bulk(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
 // Orders ordinary accesses of this thread before later bulk copies.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async;" ::: "memory");
@@ -63,6 +67,45 @@ __device__ __forceinline__ int32_t load_acquire(const int32_t* address) {
 }
 __device__ __forceinline__ void store_release(int32_t* address, int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+// A word, or with `half` 16 bits, through the read-only path: one register and no branch, so that
+// nothing waits for the load before its use.
+__device__ __forceinline__ uint32_t load_word_or_half(const void* global, bool half) {
+  uint32_t result;
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.nc.u16 %0, [%1]; @!p ld.global.nc.u32 %0, "
+      "[%1];}"
+      : "=r"(result)
+      : "l"(global), "r"(static_cast<uint32_t>(half)));
+  return result;
+}
+// A float where `condition`, else 0; likewise.
+__device__ __forceinline__ float load_float_if(bool condition, const void* global) {
+  float result;
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.f32 %0, [%1];}"
+      : "=&f"(result)
+      : "l"(global), "r"(static_cast<uint32_t>(condition))
+      : "memory");
+  return result;
+}
+// Two words of shared memory; never merged with a neighbour's load.
+__device__ __forceinline__ uint2 load_shared_pair(uint32_t shared) {
+  uint2 result;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(result.x), "=r"(result.y)
+               : "r"(shared)
+               : "memory");
+  return result;
+}
+// Two floats to shared memory where `condition`, without a branch.
+__device__ __forceinline__ void store_pair_if(uint32_t condition, uint32_t shared, float a,
+                                              float b) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.shared.v2.f32 [%1], {%2, %3};}" ::"r"(condition),
+      "r"(shared), "f"(a), "f"(b)
+      : "memory");
 }
 
 // ---- Matrix units ----
@@ -115,6 +158,31 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                : "memory");
 }
 
+// The same without the transposition.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+// An 8 x 8 matrix of 16-bit entries spread over the warp, transposed: lane 4 g + t gives entries
+// (g, 2 t) and (g, 2 t + 1) and receives (2 t, g) and (2 t + 1, g).
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
+  uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
+
+// ---- Arithmetic ----
+
+// a - b of two pairs of FP16.
+__device__ __forceinline__ uint32_t subtract_halves(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 // ---- Special functions ----
 
 // condition ? a : b of two registers. The plain operator on elements of two arrays becomes a choice
@@ -127,6 +195,11 @@ __device__ __forceinline__ float select_float(bool condition, float a, float b) 
   return result;
 }
 
+__device__ __forceinline__ float sqrt_fast(float x) {
+  float result;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 __device__ __forceinline__ float exp2_fast(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Number conversions of the fold, bit for bit those of core/numeric, and sums over lanes.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace leapquant::cuda::folding_128 {
+
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+  for (int32_t step = 16; step >= 1; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+// Sum of sixteen neighbouring floats, 16-byte aligned.
+__device__ __forceinline__ float sum_of_sixteen(const float* at) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int32_t i = 0; i < 4; ++i) {
+    const float4 x = reinterpret_cast<const float4*>(at)[i];
+    sum += (x.x + x.y) + (x.z + x.w);
+  }
+  return sum;
+}
+
+__device__ __forceinline__ float half_at(const char* at, int32_t index) {
+  return __half2float(*reinterpret_cast<const __half*>(at + 2 * index));
+}
+
+// x and y as pairs of FP16: high parts, and what they leave.
+__device__ __forceinline__ void split(float x, float y, uint32_t* high, uint32_t* low) {
+  const __half2 h = __floats2half2_rn(x, y);
+  const __half2 l = __floats2half2_rn(x - __low2float(h), y - __high2float(h));
+  *high = *reinterpret_cast<const uint32_t*>(&h);
+  *low = *reinterpret_cast<const uint32_t*>(&l);
+}
+
+// Value of a log8 byte: 2^((n - 128) / 8), bitwise the table of core/numeric.
+__device__ __forceinline__ float log8_value(uint32_t n) {
+  float eighth = 1.0f;
+  constexpr float kEighth[8] = {1.0f,
+                                static_cast<float>(1.0905077326652577),
+                                static_cast<float>(1.1892071150027210),
+                                static_cast<float>(1.2968395546510096),
+                                static_cast<float>(1.4142135623730951),
+                                static_cast<float>(1.5422108254079408),
+                                static_cast<float>(1.6817928305074290),
+                                static_cast<float>(1.8340080864093424)};
+#pragma unroll
+  for (uint32_t i = 1; i < 8; ++i) eighth = (n & 7u) == i ? kEighth[i] : eighth;
+  return eighth * __uint_as_float((n / 8 + 111u) << 23);
+}
+
+// Byte of a factor >= 0: the number of thresholds at or below it (core/numeric).
+__device__ __forceinline__ int32_t to_log8(float m) {
+  constexpr float kMidpoint[8] = {
+      static_cast<float>(2 * 0.9576032806985737), static_cast<float>(1.0442737824274138),
+      static_cast<float>(1.1387886347566916),     static_cast<float>(1.2418578120734840),
+      static_cast<float>(1.3542555469368927),     static_cast<float>(1.4768261459394993),
+      static_cast<float>(1.6104903319492543),     static_cast<float>(1.7562521603732995)};
+  const uint32_t bits = __float_as_uint(m);
+  const float f = __uint_as_float((bits & 0x007fffffu) | 0x3f800000u);
+  int32_t n = 8 * (static_cast<int32_t>(bits >> 23) - 127 + 16);
+#pragma unroll
+  for (int32_t i = 0; i < 8; ++i) n += f >= kMidpoint[i] ? 1 : 0;
+  return min(max(n, 0), 255);
+}
+
+// Smallest FP16 not below x >= 0, saturating (core/numeric).
+__device__ __forceinline__ unsigned short to_half_up(float x, bool* saturated) {
+  const unsigned short half = __half_as_ushort(__float2half_rn(x));
+  if (half >= 0x7c00u) {
+    *saturated = true;
+    return 0x7bffu;
+  }
+  if (__half2float(__ushort_as_half(half)) >= x) return half;
+  if (half == 0x7bffu) {
+    *saturated = true;
+    return half;
+  }
+  return static_cast<unsigned short>(half + 1);
+}
+
+__device__ __forceinline__ unsigned short to_half_saturated(float x, bool* saturated) {
+  if (!(fabsf(x) < 65520.0f)) *saturated = true;
+  return __half_as_ushort(__float2half_rn(x != x ? 0.0f : fminf(fmaxf(x, -65504.0f), 65504.0f)));
+}
+
+}  // namespace leapquant::cuda::folding_128
