@@ -35,7 +35,8 @@ function(leapquant_test name)
   add_executable(${name} ${arg_SOURCES})
   leapquant_target_defaults(${name})
   # Test code is compiled for quick building; what it calls keeps the build type's optimisation.
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>
+                                         $<$<BOOL:${LEAPQUANT_SANITIZE}>:-O0>)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   target_compile_definitions(${name} PRIVATE LEAPQUANT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE ${arg_LIBS})
