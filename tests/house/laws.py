@@ -135,7 +135,8 @@ def library_allocates_without_throwing(tree: Tree) -> list[Violation]:
     The reference, which no user is served by, is plain loops over vectors.
     """
     throwing = re.compile(
-        r"\bstd::(vector|string|deque|list|map|set|unordered_map|function|make_unique|make_shared)\b"
+        r"\bstd::(vector|string|deque|list|map|set|unordered_map|function)\b"
+        r"|\bstd::make_(unique|shared)\b"
         r"|\bnew\s+(?!\(std::nothrow\))[A-Za-z_:]"
     )
     violations = []
@@ -145,7 +146,7 @@ def library_allocates_without_throwing(tree: Tree) -> list[Violation]:
         for number, line in enumerate(tree.lines(path), 1):
             match = throwing.search(line.split("//")[0])
             if match:
-                sentence = f"'{match.group().strip()}' throws where memory is short; see core/array.h"
+                sentence = f"'{match.group().strip()}' throws where memory is short: core/array.h"
                 violations.append(Violation(path, number, sentence))
     return violations
 
