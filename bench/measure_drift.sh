@@ -55,15 +55,23 @@ measure_long() {
     --title "100,000 tokens of texts and tasks, gdn-16m"
 }
 
-# Late errors against early ones of every head: buckets of 16,384 tokens are enough for that.
+# Late errors against early ones of every head: buckets of 16,384 tokens are enough for that. Once
+# for the run above, whose inputs differ from place to place, and once with the same inputs late as
+# early.
 measure_heads() {
-  local run
-  run="$(mktemp)"
+  local folder
+  folder="$(mktemp -d)"
   "$tool" drift --model "$model" --text lab/texts/us_constitution.txt \
     --text lab/texts/jargon_file.txt --tasks "$model/tasks/medium" --concatenate --tokens 100000 \
-    --from 65536 --to 100000 --every 16384 --state fp32,int8,int8+,int4+ --heads --json >"$run"
-  "$python" bench/worst_heads.py "$run" "$results/drift_heads.jsonl"
-  rm "$run"
+    --from 65536 --to 100000 --every 16384 --state fp32,int8,int8+,int4+ --heads --json \
+    >"$folder/run.jsonl"
+  "$python" bench/worst_heads.py "$folder/run.jsonl" "$results/drift_heads.jsonl"
+  "$python" bench/periodic_text.py "$model" "$folder/periodic.txt"
+  "$tool" drift --model "$model" --text "$folder/periodic.txt" --concatenate --tokens 81920 \
+    --from 65536 --to 81920 --every 16384 --state int8,int8+,int4+ --heads --json \
+    >"$folder/periodic.jsonl"
+  "$python" bench/worst_heads.py "$folder/periodic.jsonl" "$results/drift_heads_periodic.jsonl"
+  rm -r "$folder"
 }
 
 if (($# == 0)); then set -- formats fit long heads; fi

@@ -32,7 +32,7 @@ def rows_of(line: dict) -> list[dict]:
                 "head": head["head"],
                 "mean_log_decay": head["mean_log_decay"],
                 "error_16k_32k": early,
-                "error_65k_100k": late,
+                "error_from_65k": late,
                 "ratio": late / early if early > 0 else None,
                 "finite": head["finite"],
             }
@@ -50,7 +50,7 @@ def main(run: str, target: str) -> None:
     for rows in formats:
         worst = max(rows, key=lambda row: row["ratio"] or 0)
         early = sum(row["error_16k_32k"] for row in rows)
-        late = sum(row["error_65k_100k"] for row in rows)
+        late = sum(row["error_from_65k"] for row in rows)
         print(
             f"{worst['state']}: worst head {worst['ratio']:.2f} (layer {worst['layer']}, head "
             f"{worst['head']}), mean over {len(rows)} heads {late / early:.2f}, "
