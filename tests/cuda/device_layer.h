@@ -160,6 +160,7 @@ class DeviceLayer {
     slots_.put(slots);
     positions_.put(positions);
     counts_.put(counts);
+    output_.resize(packed.v.size() / static_cast<size_t>(shape_.sub_steps));
     q_.put(packed.q);
     k_.put(packed.k);
     v_.put(packed.v);
@@ -169,7 +170,6 @@ class DeviceLayer {
   // The call on what was put. Outputs [batch, tokens, HV, V] stay on the device.
   leapquant_status decode_call(int32_t batch, int32_t tokens, cudaStream_t stream = nullptr,
                                int32_t check = LEAPQUANT_CHECK_DEFAULT) {
-    output_.resize(static_cast<size_t>(batch * tokens) * token_size());
     leapquant_decode_args args = LEAPQUANT_INIT(leapquant_decode_args);
     args.batch = batch;
     args.tokens = tokens;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that decode spill no registers: the build makes ptxas warn of spills in their files and
+"""The general kernels that decode spill no registers: the build makes ptxas warn of spills in their files and
 takes warnings for errors, so it has checked what it built. Here: that it was told to."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def main() -> int:
     found = {}
     for entry in entries:
         path = Path(entry["file"])
-        if path.parent.name == "cuda" and path.name.startswith("decode") and path.suffix == ".cu":
+        if path.parent.name == "cuda" and path.name == "decode.cu":
             found[path.name] = entry["command"]
     broken = 0
     if "decode.cu" not in found:
