@@ -93,7 +93,10 @@ class Stream {
 class Event {
  public:
   Event() { check(cudaEventCreate(&event_), "make an event"); }
-  ~Event() { cudaEventDestroy(event_); }
+  ~Event() {
+    // Destroying null is an error that the next check would find.
+    if (event_ != nullptr) cudaEventDestroy(event_);
+  }
   Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
   Event& operator=(Event&&) = delete;
   cudaEvent_t get() const { return event_; }
