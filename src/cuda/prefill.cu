@@ -1,30 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Prefill on the general kernels: a block takes one value head of one sequence from the state at
-// its position through all tokens and checkpoints to one cold fold. The state stays on chip.
+// Prefill. In general a block takes one value head of one sequence from the state at its position
+// through all tokens and checkpoints to one cold fold; where prefill_columns serves a call, the
+// recurrence is a launch of its own between a rebuild and an encoding.
 #include <algorithm>
 
 #include "cuda/advance.cuh"
 #include "cuda/codec.cuh"
 #include "cuda/operations.cuh"
+#include "cuda/prefill_columns.cuh"
 
 namespace leapquant::cuda {
 namespace {
-
-// First checkpoint whose sequence is not below `sequence`.
-__device__ int32_t first_checkpoint(const Call& call, int32_t sequence) {
-  int32_t low = 0;
-  int32_t high = call.num_checkpoints;
-  while (low < high) {
-    const int32_t middle = (low + high) / 2;
-    if (call.checkpoints[middle].sequence < sequence) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
 
 __device__ leapquant_health* health_at(const Call& call, int32_t slot, int32_t v_head) {
   return call.health != nullptr ? call.health + head_index(call, slot, v_head) : nullptr;
@@ -126,10 +113,124 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
 }
 
+// ---- By columns: what comes before and after the recurrence of a stretch ----
+
+struct Item {
+  int32_t sequence, v_head, slot;
+  bool alive;
+};
+
+__device__ Item item_of(const Call& call, int64_t index) {
+  Item item;
+  item.sequence = static_cast<int32_t>(index / call.num_heads);
+  item.v_head =
+      call.first_head + static_cast<int32_t>(index - int64_t{item.sequence} * call.num_heads);
+  item.slot = call.state_slots[item.sequence];
+  item.alive = item.slot >= 0 && call.status[item.sequence] == LEAPQUANT_OK &&
+               call.token_offsets[item.sequence + 1] > call.token_offsets[item.sequence];
+  return item;
+}
+
+// The state at the sequence's position, into the workspace; zero outputs where there is none.
+__global__ void __launch_bounds__(kBlockThreads, 2)
+    begin_kernel(const __grid_constant__ Call call, const StretchRange range) {
+  extern __shared__ __align__(64) char shared[];
+  const Block block(call, shared);
+  for (int32_t i = static_cast<int32_t>(blockIdx.x); i < range.count;
+       i += static_cast<int32_t>(gridDim.x)) {
+    const Item item = item_of(call, range.first + i);
+    if (!item.alive) {
+      for (int64_t token = call.token_offsets[item.sequence];
+           token < call.token_offsets[item.sequence + 1]; ++token) {
+        zero_output(call, block, 0, token, item.v_head);
+      }
+      continue;
+    }
+    const int32_t window_slot = window_slot_of(call, item.sequence);
+    const Window window = window_slot < 0 ? Window{} : window_of(call, window_slot, item.v_head);
+    rebuild_state(call, block, format_of(call, item.v_head),
+                  boundary_of(call, item.slot, item.v_head), window, item.v_head,
+                  call.base[head_index(call, item.slot, item.v_head)],
+                  call.positions[item.sequence]);
+    float* kept = kept_state(call, i);
+    for (int32_t e = block.thread; e < block.k_dim * block.v_dim; e += kBlockThreads) {
+      kept[e] = block.state[e];
+    }
+    __syncthreads();
+  }
+}
+
+// The state after a stretch, into the checkpoint's slot or the sequence's own.
+__global__ void __launch_bounds__(kBlockThreads, 2)
+    end_kernel(const __grid_constant__ Call call, const StretchRange range) {
+  extern __shared__ __align__(64) char shared[];
+  const Block block(call, shared);
+  for (int32_t i = static_cast<int32_t>(blockIdx.x); i < range.count;
+       i += static_cast<int32_t>(gridDim.x)) {
+    const Item item = item_of(call, range.first + i);
+    if (!item.alive) continue;
+    const Stretch stretch = stretch_of(call, item.sequence, range.stretch);
+    if (stretch.checkpoint == -2) continue;
+    const HeadFormat& f = format_of(call, item.v_head);
+    float* kept = kept_state(call, i);
+    if (stretch.checkpoint == -1 && stretch.begin == stretch.end) {
+      // The last checkpoint is the end.
+      const int32_t last = first_checkpoint(call, item.sequence + 1) - 1;
+      adopt_checkpoint(call, block, f, item.slot, item.v_head, call.checkpoints[last].state_slot);
+    } else {
+      for (int32_t e = block.thread; e < block.k_dim * block.v_dim; e += kBlockThreads) {
+        block.state[e] = kept[e];
+      }
+      __syncthreads();
+      if (stretch.checkpoint >= 0) {
+        take_checkpoint(call, block, f, item.v_head, call.checkpoints[stretch.checkpoint], kept);
+        for (int32_t e = block.thread; e < block.k_dim * block.v_dim && call.through != 0;
+             e += kBlockThreads) {
+          kept[e] = block.state[e];
+        }
+      } else {
+        encode_state(block, f, nullptr, boundary_of(call, item.slot, item.v_head),
+                     health_at(call, item.slot, item.v_head));
+      }
+    }
+    if (stretch.checkpoint == -1 && block.thread == 0) {
+      call.base[head_index(call, item.slot, item.v_head)] =
+          call.positions[item.sequence] + stretch.end;
+    }
+    __syncthreads();
+  }
+}
+
+// Items go in waves as large as the workspace has room for states.
+cudaError_t prefill_by_columns(const Call& call, cudaStream_t stream) {
+  if (const cudaError_t error = allow_shared(begin_kernel, call)) return error;
+  if (const cudaError_t error = allow_shared(end_kernel, call)) return error;
+  const auto shared = static_cast<size_t>(call.scratch.shared_bytes);
+  const int64_t items = int64_t{call.batch} * call.num_heads;
+  StretchRange range = {};
+  for (range.first = 0; range.first < items; range.first += kKeptStates) {
+    range.count = static_cast<int32_t>(std::min<int64_t>(kKeptStates, items - range.first));
+    const auto grid = static_cast<unsigned>(
+        call.scratch.block_bytes > 0 ? std::min(range.count, kScratchBlocks) : range.count);
+    begin_kernel<<<grid, kBlockThreads, shared, stream>>>(call, range);
+    if (const cudaError_t error = cudaGetLastError()) return error;
+    for (range.stretch = 0; range.stretch <= call.num_checkpoints; ++range.stretch) {
+      if (const cudaError_t error = launch_columns(call, range, stream)) return error;
+      end_kernel<<<grid, kBlockThreads, shared, stream>>>(call, range);
+      if (const cudaError_t error = cudaGetLastError()) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
 }  // namespace
 
 cudaError_t prefill_general(const Layout& layout, Call* call, cudaStream_t stream) {
   if (const cudaError_t error = launch_checks(*call, -1, stream)) return error;
+  if (columns_serve(*call)) {
+    return for_head_ranges(layout, call,
+                           [&](const Call& part) { return prefill_by_columns(part, stream); });
+  }
   const auto kernel = prefill_kernel;
   if (const cudaError_t error = allow_shared(kernel, *call)) return error;
   return for_head_ranges(layout, call, [&](const Call& part) {

@@ -18,6 +18,9 @@ inline constexpr int32_t kBlockWarps = kBlockThreads / 32;
 inline constexpr int32_t kSharedBytes = 96 * 1024;
 // Blocks of a launch that has scratch in the workspace; further items wait for them.
 inline constexpr int32_t kScratchBlocks = 264;
+// FP32 states of heads in the workspace of a prefill.
+inline constexpr int32_t kKeptStates = 512;
+static_assert(kKeptStates >= kScratchBlocks);
 
 // One array: a byte offset into shared memory, or into the block's part of the workspace.
 struct ScratchPart {
@@ -36,7 +39,7 @@ struct ScratchPlan {
   ScratchPart columns;  // codec: smoothing [K], then 3 [V]; then the fit's Gram matrix
   int32_t shared_bytes;
   int32_t block_bytes;  // of the workspace, a multiple of 64
-  int64_t kept_at;      // of the workspace: [kScratchBlocks][K][V], a prefill's state beside folds
+  int64_t kept_at;      // of the workspace: [kKeptStates][K][V]
   char* workspace;      // of the device; filled in per call
 };
 
@@ -83,7 +86,7 @@ inline ScratchPlan plan_scratch(const Layout& layout) {
 // Bytes of the workspace, whatever the batch.
 inline size_t scratch_bytes(const Layout& layout) {
   const int64_t kept = int64_t{4} * layout.shape.head_k_dim * layout.shape.head_v_dim;
-  return static_cast<size_t>(plan_scratch(layout).kept_at + kept * kScratchBlocks);
+  return static_cast<size_t>(plan_scratch(layout).kept_at + kept * kKeptStates);
 }
 
 }  // namespace leapquant::cuda
