@@ -47,8 +47,8 @@ if(leapquant_cuda_wish STREQUAL "AUTO" OR LEAPQUANT_CUDA)
   else()
     message(
       FATAL_ERROR
-        "LEAPQUANT_CUDA is ${LEAPQUANT_CUDA}, but nvcc is not found. Install the CUDA toolkit and put "
-        "nvcc on PATH (or set CUDACXX to it), or configure with LEAPQUANT_CUDA=OFF")
+        "LEAPQUANT_CUDA is ${LEAPQUANT_CUDA}, but nvcc is not found. Install the CUDA toolkit and "
+        "put nvcc on PATH (or set CUDACXX to it), or configure with LEAPQUANT_CUDA=OFF")
   endif()
 else()
   message(STATUS "CUDA backend: left out, since LEAPQUANT_CUDA is OFF")

@@ -301,9 +301,9 @@ typedef struct leapquant_pool {
 /* On a device, whatever a call's structs point to is memory of the device: pool, tensors,
  * parameters, slots, positions, counts, offsets, checkpoints, status and workspace. The structs
  * themselves are the host's. A call puts its work into the stream and does not wait, so that it can
- * be captured in a graph; what it launches depends on sizes only, never on slots or positions. Codes
- * lie in an order of the device's own; save, load, export and import give canonical ones. Save and
- * load wait; the caller has waited for what wrote the slot. */
+ * be captured in a graph; what it launches depends on sizes only, never on slots or positions.
+ * Codes lie in an order of the device's own; save, load, export and import give canonical ones.
+ * Save and load wait; the caller has waited for what wrote the slot. */
 
 typedef void (*leapquant_task)(void* argument, int32_t task, int32_t worker);
 /* How a call spreads its work: run must execute task(argument, i, worker) once for every i in
@@ -585,9 +585,10 @@ typedef struct leapquant_slots_usage {
  * and metadata bytes of every layer, a checkpoint slot state and metadata only. Address space for
  * every mix of slots is reserved at creation; pages are taken when a slot is acquired and given
  * back when it is released, so that resident memory follows the live slots. On a device all memory
- * is taken at creation: the budget, and the windows of as many sequences as fit it; acquiring a slot
- * waits for the device. The layout must outlive the slots. Errors: NULL_POINTER, INVALID_ARGUMENT, BUFFER_TOO_SMALL (not even one sequence fits;
- * the sentence says how many bytes one needs), OUT_OF_MEMORY. Thread-safe: every call locks. */
+ * is taken at creation: the budget, and the windows of as many sequences as fit it; acquiring a
+ * slot waits for the device. The layout must outlive the slots. Errors: NULL_POINTER,
+ * INVALID_ARGUMENT, BUFFER_TOO_SMALL (not even one sequence fits; the sentence says how many bytes
+ * one needs), OUT_OF_MEMORY. Thread-safe: every call locks. */
 LEAPQUANT_API leapquant_status leapquant_slots_create(const leapquant_layout* layout,
                                                       int32_t num_layers, int64_t budget_bytes,
                                                       leapquant_slots** slots);

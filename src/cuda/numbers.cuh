@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "leapquant/leapquant.h"
+#include "core/sentence.h"
 
 namespace leapquant::cuda {
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The general kernels that decode spill no registers: the build makes ptxas warn of spills in their files and
-takes warnings for errors, so it has checked what it built. Here: that it was told to."""
+"""The general kernels that decode spill no registers: the build makes ptxas warn of spills in
+their file and takes warnings for errors, so it has checked what it built. Here: that it was told
+to."""
 
 from __future__ import annotations
 

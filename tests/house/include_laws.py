@@ -120,8 +120,10 @@ def include_directions(tree: Tree) -> list[Violation]:
                 torch_files.add(path)
             if where is None:
                 continue
-            # Highway's own manual writes its headers in quotes.
-            if bracket == "<" or package_of(header) in PACKAGES:
+            # Highway's own manual writes its headers in quotes. A room that is called like a
+            # package, cuda, is a room where it may be seen.
+            is_room = bracket == '"' and header.split("/")[0] in where.rooms
+            if bracket == "<" or (package_of(header) in PACKAGES and not is_room):
                 sentence = package_violation(where, header)
             else:
                 sentence = quoted_violation(tree, where, path, header)
