@@ -235,16 +235,19 @@ __device__ __forceinline__ bool any_not_finite(const Call128& call, int64_t sequ
     }
     return seen != 0;
   }
+  if constexpr (!kPlain) {
 #pragma unroll 1
-  for (int32_t part = 0; part < 3; ++part) {
-    const Rows128& rows = part == 0 ? call.q : part == 1 ? call.k : call.v;
-    const FiniteTest test = finite_test(rows.type);
-    const int32_t shift = rows.type == LEAPQUANT_FP32 ? 5 : 4;
-    const int32_t pieces = (part == 2 ? call.v_heads : call.k_heads) << shift;
+    for (int32_t part = 0; part < 3; ++part) {
+      const Rows128& rows = part == 0 ? call.q : part == 1 ? call.k : call.v;
+      const FiniteTest test = finite_test(rows.type);
+      const int32_t shift = rows.type == LEAPQUANT_FP32 ? 5 : 4;
+      const int32_t pieces = (part == 2 ? call.v_heads : call.k_heads) << shift;
 #pragma unroll 2
-    for (int32_t i = thread; i < pieces; i += threads) {
-      const char* row = row_of(rows, sequence, token, i >> shift);
-      seen |= seen_in(test, __ldg(reinterpret_cast<const uint4*>(row) + (i & ((1 << shift) - 1))));
+      for (int32_t i = thread; i < pieces; i += threads) {
+        const uint4* row =
+            reinterpret_cast<const uint4*>(row_of(rows, sequence, token, i >> shift));
+        seen |= seen_in(test, __ldg(row + (i & ((1 << shift) - 1))));
+      }
     }
   }
   return seen != 0;

@@ -14,7 +14,8 @@ struct FoldFit : FoldState {
   // S times columns first .. first + 15: d[0], d[1] of column first + g, d[2], d[3] of column first
   // + 8 + g, each for the lane's two keys. With `lows` the columns, with kExact S in high and low
   // parts; up to rank 8 the low parts take the place of columns 8 .. 15, always.
-  __device__ __forceinline__ void times(const State& s, int32_t first, bool exact, bool lows,
+  template <bool kExact>
+  __device__ __forceinline__ void times(const State& s, int32_t first, bool lows,
                                         float (&d)[4]) const {
     const bool narrow = rank() <= 8;
     const int32_t tile_row = lane() & 15;
@@ -29,10 +30,10 @@ struct FoldFit : FoldState {
       for (int32_t hh = 0; hh < 2; ++hh) {
         split(s.at[m][2 * hh], s.at[m][2 * hh + 1], &high[hh], &low[hh]);
         high[hh] = transpose_matrix(high[hh]);
-        if (exact) low[hh] = transpose_matrix(low[hh]);
+        if (kExact) low[hh] = transpose_matrix(low[hh]);
       }
       mma_fp16(d, a[0], a[1], a[2], a[3], high[0], high[1]);
-      if (exact) mma_fp16(d, a[0], a[1], a[2], a[3], low[0], low[1]);
+      if (kExact) mma_fp16(d, a[0], a[1], a[2], a[3], low[0], low[1]);
       if (lows && !narrow) {
         load_matrices(a, row + 32 * m + kLowAt);
         mma_fp16(d, a[0], a[1], a[2], a[3], high[0], high[1]);
@@ -51,7 +52,7 @@ struct FoldFit : FoldState {
 #pragma unroll 1
     for (int32_t first = 0; first < rank(); first += 16) {
       float p[4] = {};
-      times(s, first, rank() > 8, lows, p);
+      times<false>(s, first, lows, p);
 #pragma unroll 1
       for (int32_t c = first; c < min(rank(), first + 16); c += 8) {
         const int32_t shift = rank() - c > 4 ? 3 : 2;  // 4 or 8 columns in a pass
@@ -280,7 +281,7 @@ struct FoldFit : FoldState {
 #pragma unroll 1
     for (int32_t first = 0; first < rank(); first += 16) {
       float d[4] = {};
-      times(s, first, true, !scaled, d);
+      times<true>(s, first, !scaled, d);
 #pragma unroll
       for (int32_t half = 0; half < 2; ++half) {
         const int32_t c = first + 8 * half + g();
