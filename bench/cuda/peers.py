@@ -10,13 +10,16 @@ Usage: peers.py ROWS.JSONL
 import json
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("FLA_DISABLE_BACKEND_DISPATCH", "1")
 
-import torch  # noqa: E402
-from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # noqa: E402
-from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule  # noqa: E402
-from fla.ops.kda import chunk_kda, fused_recurrent_kda  # noqa: E402
+import torch
+from fla.ops.gated_delta_rule import (
+    chunk_gated_delta_rule,
+    fused_recurrent_gated_delta_rule,
+)
+from fla.ops.kda import chunk_kda, fused_recurrent_kda
 
 HEADS = 32
 DIM = 128
@@ -139,8 +142,7 @@ def main():
         for batch, tokens in ((1, 8192), (16, 1024)):
             us = prefill_row(family, batch, tokens)
             add(family, batch, tokens, "prefill", us, None, "fla chunk")
-    with open(sys.argv[1], "w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
+    Path(sys.argv[1]).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 if __name__ == "__main__":

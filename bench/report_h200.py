@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes bench/results/h200.md and h200.svg from h200.jsonl and h200.machine.json.
+
+The plot shows the speed-up of the library's INT8 decode over FLA's FP32 kernel by batch.
+Usage: report_h200.py [folder of the results]
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+COLUMNS = (
+    ("what", "state"),
+    ("batch", "batch"),
+    ("tokens", "tokens"),
+    ("boundaries", "schedule"),
+    ("us", "us"),
+    ("slowest phase", "slowest_us"),
+    ("bytes", "bytes"),
+    ("GB/s", "gb_per_s"),
+    ("of the copy", "copy_share"),
+    ("run", "run"),
+)
+
+PARTS = (
+    ("what", "state"),
+    ("part", "variant"),
+    ("batch", "batch"),
+    ("boundaries", "schedule"),
+    ("us", "us"),
+    ("slowest phase", "slowest_us"),
+    ("run", "run"),
+)
+
+
+def text(row, key):
+    value = row.get(key)
+    if value is None:
+        return "-"
+    if key == "copy_share":
+        return f"{100 * value:.0f} %"
+    if key == "bytes":
+        return f"{value / 1e6:.1f} M"
+    if key in ("us", "slowest_us"):
+        return f"{value:.1f}"
+    if key == "state":
+        if row["peer"]:
+            return f"{row['family']} {row['peer']}"
+        decays = f", {row['decays']} decays" if row["family"] == "kda" else ""
+        return f"{row['family']} `{value}` (rank {row['rank']}{decays})"
+    return str(value)
+
+
+def table(rows, columns=COLUMNS):
+    names = [name for name, _ in columns]
+    keys = [key for _, key in columns]
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(text(row, key) for key in keys) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def speedups(rows):
+    """Batch -> FLA's time over ours, for each of FLA's layouts."""
+    ours = {
+        row["batch"]: row["us"]
+        for row in rows
+        if row.get("variant") == "library"
+        and row["state"] == "int8"
+        and row["family"] == "gdn"
+        and row["tokens"] == 1
+        and (row["schedule"] == "staggered" or row["batch"] < 64)
+    }
+    result = {}
+    for row in rows:
+        if row["peer"] and row["family"] == "gdn" and row["batch"] in ours:
+            ratio = row["us"] / ours[row["batch"]]
+            result.setdefault(row["peer"], {})[row["batch"]] = ratio
+    return result
+
+
+def plot(ratios, path):
+    figure, axes = plt.subplots(figsize=(6.4, 3.6))
+    for name, points in sorted(ratios.items()):
+        batches = sorted(points)
+        axes.plot(batches, [points[b] for b in batches], marker="o", label="over " + name)
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("sequences in the batch, 32 heads of 128 x 128")
+    axes.set_ylabel("times as fast, int8 r = 4, folds included")
+    axes.set_title("Decode of GDN on one H200")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main():
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "bench/results")
+    rows = [json.loads(line) for line in (folder / "h200.jsonl").read_text().splitlines()]
+    machine = json.loads((folder / "h200.machine.json").read_text())
+    ratios = speedups(rows)
+    plot(ratios, folder / "h200.svg")
+    library = [row for row in rows if row.get("variant") == "library"]
+    analysis = [row for row in rows if not row["peer"] and row.get("variant") != "library"]
+    peers = [row for row in rows if row["peer"]]
+    parts = [
+        "# Kernels on one H200",
+        "Written by `bench/report_h200.py` from `h200.jsonl` and `h200.machine.json`; not by hand.",
+        "32 value heads of 128 x 128, BF16 inputs and outputs, one token unless said. Medians; the "
+        "mean over all phases of a window of 16, folds and checks of inputs included. Slot sets "
+        "rotate past the second cache level. Bytes are what the step must move at least.",
+        "\n".join(
+            f"- {name}: {machine[name]}" for name in ("gpu", "driver", "toolkit", "clocks", "peer")
+        ),
+        "\n".join(
+            f"- run {number}, {run['date']}: `{run['command']}`; commit: {run['commit']}; copy "
+            f"{run['copy_gb_per_s']} GB/s"
+            for number, run in machine["runs"].items()
+        ),
+        "## The library",
+        table(library),
+        "## Parts (warps a head / blocks a multiprocessor)",
+        table(analysis, PARTS),
+        "## Peers: a token with FP32 states",
+        table(peers),
+        "## Times as fast as FLA, int8 r = 4 with folds",
+        "\n".join(
+            f"- {name}: "
+            + ", ".join(f"batch {batch} {ratio:.2f}" for batch, ratio in sorted(points.items()))
+            for name, points in sorted(ratios.items())
+        ),
+        "![speed-up](h200.svg)",
+    ]
+    (folder / "h200.md").write_text("\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    main()
