@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Faults of one sequence that its positions show, for the operations that read a state at a
-// position without appending to it (prefill, export). Decode's are decode.h's, since it also
-// appends.
+// Faults of one sequence that its positions show, for every operation that reads a state at a
+// position.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +19,21 @@ inline int32_t window_slot_of(const leapquant_pool& pool, const int32_t* state_s
   return slot < pool.num_window_slots ? slot : -1;
 }
 
-// OK, POSITION_BELOW_BASE, or POSITION_PAST_WINDOW: the ring cannot hold the records between a
-// head's base and `position`. Per step and without a window there are none, so position must be
-// base.
+// OK, POSITION_BELOW_BASE or POSITION_PAST_WINDOW of a sequence that is about to append new_tokens:
+// records between a head's base and `position` have left the ring, or would while other heads still
+// need them. Per step and without a window there are none, so position must be base.
 inline Status position_fault(const Layout& layout, const leapquant_pool& pool, int32_t state_slot,
-                             int32_t window_slot, int32_t position) {
-  const int32_t room = layout.per_step || window_slot < 0 ? 0 : layout.window.ring_tokens;
+                             int32_t window_slot, int32_t position, int32_t new_tokens) {
+  // Heads of a group share their key records: the oldest ones must outlive the writing of new ones.
+  const int64_t appended = layout.group > 1 ? new_tokens : 0;
+  const bool windowless = layout.per_step || window_slot < 0;
   Status fault = LEAPQUANT_OK;
   for (int32_t h = 0; h < layout.shape.num_v_heads; ++h) {
-    const int32_t base = base_of(layout, pool, state_slot, h);
-    if (position < base) return LEAPQUANT_POSITION_BELOW_BASE;
-    if (int64_t{position} - base > room) fault = LEAPQUANT_POSITION_PAST_WINDOW;
+    const int64_t distance = int64_t{position} - base_of(layout, pool, state_slot, h);
+    if (distance < 0) return LEAPQUANT_POSITION_BELOW_BASE;
+    if (windowless ? distance > 0 : distance + appended > layout.window.ring_tokens) {
+      fault = LEAPQUANT_POSITION_PAST_WINDOW;
+    }
   }
   return fault;
 }

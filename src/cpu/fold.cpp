@@ -215,20 +215,5 @@ Status fold(const Layout& layout, const leapquant_pool& pool, const leapquant_fo
   return LEAPQUANT_OK;
 }
 
-Status position_fault(const Layout& layout, const leapquant_pool& pool, int32_t state_slot,
-                      int32_t window_slot, int32_t position, int32_t new_tokens) {
-  bool past = false;
-  // Heads of a group share their key records: the oldest ones must outlive the writing of new ones.
-  const int32_t appended = layout.group > 1 ? new_tokens : 0;
-  for (int32_t h = 0; h < layout.shape.num_v_heads; ++h) {
-    const int32_t distance = position - base_of(layout, pool, state_slot, h);
-    if (distance < 0) return LEAPQUANT_POSITION_BELOW_BASE;
-    past = past ||
-           (layout.per_step || window_slot < 0 ? distance > 0
-                                               : distance + appended > layout.window.ring_tokens);
-  }
-  return past ? LEAPQUANT_POSITION_PAST_WINDOW : LEAPQUANT_OK;
-}
-
 }  // namespace leapquant::cpu
 #endif  // HWY_ONCE

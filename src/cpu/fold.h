@@ -30,12 +30,6 @@ void fold_head(const Layout& layout, int32_t v_head, const std::byte* boundary,
                const WindowView& window, int32_t base, int32_t position, std::byte* destination,
                leapquant_health* health, std::byte* scratch);
 
-// OK, POSITION_BELOW_BASE or POSITION_PAST_WINDOW (records between base and position have left the
-// ring, or would while other heads still need them) of a sequence that is about to append
-// new_tokens. Per step, and without a window slot, position must equal base.
-Status position_fault(const Layout& layout, const leapquant_pool& pool, int32_t state_slot,
-                      int32_t window_slot, int32_t position, int32_t new_tokens);
-
 // The operation (core/operations.h): forced folds, windowed and per step (there base == position
 // and a fold is a copy). Per worker: fold_scratch_bytes.
 Status fold(const Layout& layout, const leapquant_pool& pool, const leapquant_fold_args& args,

@@ -275,7 +275,7 @@ Status prefill(const Layout& layout, const leapquant_pool& pool, const leapquant
         idle ? LEAPQUANT_OK
              : position_fault(layout, pool, args.state_slots[i],
                               window_slot_of(pool, args.state_slots, args.window_slots, i),
-                              args.positions[i]);
+                              args.positions[i], 0);
   }
   run_tasks(launch, args.batch * slices, check_slice, &call);
   run_tasks(launch, args.batch * layout.shape.num_v_heads, run_head, &call);

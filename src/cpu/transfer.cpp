@@ -180,7 +180,7 @@ Status export_states(const Layout& layout, const leapquant_pool& pool,
     if (args.state_slots[i] < 0) continue;
     args.status[i] = position_fault(layout, pool, args.state_slots[i],
                                     window_slot_of(pool, args.state_slots, args.window_slots, i),
-                                    args.positions[i]);
+                                    args.positions[i], 0);
   }
   run_tasks(launch, args.batch * layout.shape.num_v_heads, export_head, &call);
   return LEAPQUANT_OK;
