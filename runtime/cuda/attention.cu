@@ -250,44 +250,46 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attention a, PassTable
   }
 }
 
-// Joins the splits of a chunk and multiplies by the gate. A block per chunk and key-value head.
+// Joins the splits of a chunk and multiplies by the gate. A block per chunk, key-value head and
+// query; threads stride over the elements.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) join_kernel(Attention a, PassTables tables) {
+  __shared__ float weights[kMostSplits];
   const AttentionShape& shape = a.shape;
   const auto chunk = static_cast<std::int32_t>(blockIdx.x);
   const auto kv_head = static_cast<std::int32_t>(blockIdx.y);
+  const auto q = static_cast<std::int32_t>(blockIdx.z);
   const std::int32_t segment = tables.chunk_segments[chunk];
   if (tables.slots[segment] < 0) return;
-  const std::int32_t group = shape.group;
-  const std::int32_t first_query = tables.chunk_queries[chunk];
-  const std::int32_t num_queries = min(kQueries, tables.tokens[segment] * group - first_query);
+  const std::int32_t query = tables.chunk_queries[chunk] + q;
+  if (query >= tables.tokens[segment] * shape.group) return;
   const float* parts =
       a.parts + (std::int64_t{chunk} * shape.num_kv_heads + kv_head) * a.splits * shape.part_floats;
-  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < num_queries * shape.head_dim;
-       i += kThreads) {
-    const std::int32_t q = i / shape.head_dim;
-    float top = kNone;
-    for (std::int32_t s = 0; s < a.splits; ++s) {
-      top = fmaxf(top, parts[s * shape.part_floats + 2 * q]);
-    }
+  float top = kNone;
+  for (std::int32_t s = 0; s < a.splits; ++s) {
+    top = fmaxf(top, parts[s * shape.part_floats + 2 * q]);
+  }
+  for (std::int32_t s = static_cast<std::int32_t>(threadIdx.x); s < a.splits; s += kThreads) {
+    weights[s] = exp2f(parts[s * shape.part_floats + 2 * q] - top);
+  }
+  __syncthreads();
+  float all = 0.0f;
+#pragma unroll 8
+  for (std::int32_t s = 0; s < a.splits; ++s) {
+    all += weights[s] * parts[s * shape.part_floats + 2 * q + 1];
+  }
+  const std::int64_t row = tables.first_rows[segment] + query / shape.group;
+  const std::int64_t head = kv_head * shape.group + query % shape.group;
+  const T* gate = static_cast<const T*>(a.projected) + row * shape.row + head * shape.query_stride +
+                  shape.head_dim;
+  T* y = static_cast<T*>(a.y) + (row * shape.num_heads + head) * shape.head_dim;
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < shape.head_dim; i += kThreads) {
+    const float* part = parts + 2 * kQueries + q * shape.head_dim + i;
     float joined = 0.0f;
-    float all = 0.0f;
-    for (std::int32_t s = 0; s < a.splits; ++s) {
-      const float* part = parts + s * shape.part_floats;
-      const float by = exp2f(part[2 * q] - top);
-      joined += by * part[2 * kQueries + i];
-      all += by * part[2 * q + 1];
-    }
-    const std::int64_t row = tables.first_rows[segment] + (first_query + q) / group;
-    const std::int64_t head = kv_head * group + (first_query + q) % group;
-    const std::int64_t at = i % shape.head_dim;
-    float y = joined / all;
-    if (shape.gated) {
-      const T* gate = static_cast<const T*>(a.projected) + row * shape.row +
-                      head * shape.query_stride + shape.head_dim;
-      y *= sigmoid(to_float(gate[at]));
-    }
-    narrow(y, static_cast<T*>(a.y) + (row * shape.num_heads + head) * shape.head_dim + at);
+#pragma unroll 8
+    for (std::int32_t s = 0; s < a.splits; ++s) joined += weights[s] * part[s * shape.part_floats];
+    joined /= all;
+    narrow(shape.gated ? joined * sigmoid(to_float(gate[i])) : joined, &y[i]);
   }
 }
 
@@ -364,12 +366,11 @@ void attend(cudaStream_t stream, const Attention& a, const PassTables& tables, c
     });
   });
   check_launch();
+  const dim3 joins(static_cast<unsigned>(size.chunks), static_cast<unsigned>(a.shape.num_kv_heads),
+                   kQueries);
   by_element(a.kv_type, [&]<typename Kv>(Kv*) { launch_attend<Kv>(stream, a, tables, size); });
-  by_element(element, [&]<typename T>(T*) {
-    join_kernel<T>
-        <<<dim3(static_cast<unsigned>(size.chunks), static_cast<unsigned>(a.shape.num_kv_heads)),
-           kThreads, 0, stream>>>(a, tables);
-  });
+  by_element(element,
+             [&]<typename T>(T*) { join_kernel<T><<<joins, kThreads, 0, stream>>>(a, tables); });
   check_launch();
 }
 

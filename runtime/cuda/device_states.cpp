@@ -147,12 +147,13 @@ leapquant_inputs DeviceStates::describe(const StateInputs& inputs, std::int64_t 
                                         std::int64_t tokens_per_row) const {
   const std::int64_t key_dim = std::int64_t{shape_.num_k_heads} * shape_.head_k_dim;
   const std::int64_t value_dim = std::int64_t{shape_.num_v_heads} * shape_.head_v_dim;
-  const std::int64_t element = element_bytes(inputs.element);
   // `row` and `head`: elements from row to row and from head to head; `at`: of the first head.
-  const auto tensor = [&](const void* data, std::int64_t at, std::int64_t row, std::int64_t head) {
+  const auto tensor = [&](const void* data, Element type, std::int64_t at, std::int64_t row,
+                          std::int64_t head) {
+    const std::int64_t element = element_bytes(type);
     leapquant_tensor view{};
     view.data = static_cast<const std::byte*>(data) + (first_row * row + at) * element;
-    view.type = inputs.element == Element::kFp32 ? LEAPQUANT_FP32 : LEAPQUANT_BF16;
+    view.type = type == Element::kFp32 ? LEAPQUANT_FP32 : LEAPQUANT_BF16;
     view.token_stride_bytes = row * element;
     view.sequence_stride_bytes = tokens_per_row * row * element;
     view.sub_step_stride_bytes = row * element;
@@ -161,15 +162,11 @@ leapquant_inputs DeviceStates::describe(const StateInputs& inputs, std::int64_t 
   };
   const std::int64_t row = 2 * key_dim + value_dim;
   leapquant_inputs described = LEAPQUANT_INIT(leapquant_inputs);
-  described.q = tensor(inputs.q_k_v, 0, row, shape_.head_k_dim);
-  described.k = tensor(inputs.q_k_v, key_dim, row, shape_.head_k_dim);
-  described.v = tensor(inputs.q_k_v, 2 * key_dim, row, shape_.head_v_dim);
-  described.log_decay = tensor(inputs.decay_input, 0, inputs.gate_stride, 0);
-  described.beta = tensor(inputs.beta_input, 0, inputs.gate_stride, 0);
-  described.gate = LEAPQUANT_GATE_SOFTPLUS;
-  described.a_log = inputs.a_log;
-  described.dt_bias = inputs.dt_bias;
-  described.beta_kind = LEAPQUANT_BETA_SIGMOID;
+  described.q = tensor(inputs.q_k_v, inputs.element, 0, row, shape_.head_k_dim);
+  described.k = tensor(inputs.q_k_v, inputs.element, key_dim, row, shape_.head_k_dim);
+  described.v = tensor(inputs.q_k_v, inputs.element, 2 * key_dim, row, shape_.head_v_dim);
+  described.log_decay = tensor(inputs.log_decay, Element::kFp32, 0, shape_.num_v_heads, 0);
+  described.beta = tensor(inputs.beta, Element::kFp32, 0, shape_.num_v_heads, 0);
   described.qk_l2norm = 1;
   described.q_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_k_dim));
   return described;

@@ -24,13 +24,10 @@ namespace leapquant::runtime::cuda {
 // Activations of one layer in device memory, rows of all sequences behind one another.
 struct StateInputs {
   Element element = Element::kBf16;
-  const void* q_k_v = nullptr;        // [rows, q | k | v], after the convolution
-  const void* decay_input = nullptr;  // a; rows gate_stride elements apart
-  const void* beta_input = nullptr;   // b; the same
-  std::int64_t gate_stride = 0;
-  const float* a_log = nullptr;    // [num_v_heads]
-  const float* dt_bias = nullptr;  // [num_v_heads]
-  void* output = nullptr;          // [rows, num_v_heads, head_v_dim]
+  const void* q_k_v = nullptr;       // [rows, q | k | v], after the convolution
+  const float* log_decay = nullptr;  // [rows, num_v_heads]
+  const float* beta = nullptr;       // [rows, num_v_heads]
+  void* output = nullptr;            // [rows, num_v_heads, head_v_dim]
 };
 
 // Which segments of a prefill a call takes.

@@ -82,6 +82,7 @@ Forward::Forward(const Weights& weights, const ModelConfig& config, const StateF
       DeviceMemory(rows * element *
                    std::max({linear_row(config), attention_.row, 2 * config.intermediate_size}));
   convolved_ = DeviceMemory(rows * config.conv_dim() * element);
+  gate_floats_ = DeviceMemory(rows * 2 * config.linear_num_value_heads * kFloat);
   read_out_ = DeviceMemory(rows * config.linear_value_dim() * element);
   mixed_ = DeviceMemory(rows * element *
                         std::max({config.linear_value_dim(), heads_dim, config.intermediate_size}));
@@ -163,16 +164,27 @@ void Forward::run_linear(const Layer& layer, const LinearMixer& mixer, const Pas
   convolution.y = convolved_.data();
   convolve(stream_.get(), convolution, tables, size, element_);
 
-  if (timer != nullptr) timer->mark(stream_.get(), Part::kRecurrence);
+  // Gates ready in FP32 are what the library's fastest decode takes.
   const std::byte* z = projected_.data() + config_.conv_dim() * element;
+  const std::int64_t heads = config_.linear_num_value_heads;
+  Gates gates{};
+  gates.a = z + config_.linear_value_dim() * element;
+  gates.b = z + (config_.linear_value_dim() + heads) * element;
+  gates.stride = row;
+  gates.rows = size.rows;
+  gates.heads = heads;
+  gates.a_log = mixer.a_log;
+  gates.dt_bias = mixer.dt_bias;
+  gates.log_decay = gate_floats_.as<float>();
+  gates.beta = gates.log_decay + most_rows_ * heads;
+  form_gates(stream_.get(), gates, element_);
+
+  if (timer != nullptr) timer->mark(stream_.get(), Part::kRecurrence);
   StateInputs inputs;
   inputs.element = element_;
   inputs.q_k_v = convolved_.data();
-  inputs.decay_input = z + config_.linear_value_dim() * element;
-  inputs.beta_input = z + (config_.linear_value_dim() + config_.linear_num_value_heads) * element;
-  inputs.gate_stride = row;
-  inputs.a_log = mixer.a_log;
-  inputs.dt_bias = mixer.dt_bias;
+  inputs.log_decay = gates.log_decay;
+  inputs.beta = gates.beta;
   inputs.output = read_out_.data();
   std::int32_t* status = statuses_.as<std::int32_t>() + std::int64_t{layer.index} * size.segments;
   if (call.decode) {

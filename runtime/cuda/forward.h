@@ -104,6 +104,7 @@ class Forward {
   DeviceMemory normed_;
   DeviceMemory projected_;
   DeviceMemory convolved_;
+  DeviceMemory gate_floats_;  // log decays, then step sizes, [most rows, num_v_heads] each
   DeviceMemory read_out_;
   DeviceMemory mixed_;
   DeviceMemory query_floats_;

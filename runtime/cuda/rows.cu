@@ -27,20 +27,44 @@ __global__ void look_up_kernel(const T* table, const std::int32_t* tokens, std::
   for (std::int64_t i = threadIdx.x; i < size; i += blockDim.x) to[i] = to_float(from[i]);
 }
 
-template <typename T>
+// kCount elements of a thread at a time; size is a multiple of it.
+template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(const float* x, const std::int32_t* picked, std::int64_t size,
                     const float* factor, float eps, T* y) {
   const std::int64_t row = picked != nullptr ? picked[blockIdx.x] : blockIdx.x;
   const float* from = x + row * size;
   float squares = 0.0f;
-  for (std::int64_t i = threadIdx.x; i < size; i += kThreads) squares += from[i] * from[i];
+  float values[kCount];
+  for (std::int64_t i = threadIdx.x * kCount; i < size; i += kThreads * kCount) {
+    load(from + i, values);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) squares += values[j] * values[j];
+  }
   const float mean = block_sum<kThreads>(squares) / static_cast<float>(size);
   const float scale = rsqrtf(mean + eps);
   T* to = y + std::int64_t{blockIdx.x} * size;
-  for (std::int64_t i = threadIdx.x; i < size; i += kThreads) {
-    narrow(from[i] * scale * factor[i], &to[i]);
+  for (std::int64_t i = threadIdx.x * kCount; i < size; i += kThreads * kCount) {
+    float factors[kCount];
+    load(from + i, values);
+    load(factor + i, factors);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) values[j] *= scale * factors[j];
+    store(values, to + i);
   }
+}
+
+template <typename T>
+__global__ void gates_kernel(Gates gates) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= gates.rows * gates.heads) return;
+  const std::int64_t head = i % gates.heads;
+  const std::int64_t from = i / gates.heads * gates.stride + head;
+  const float a = to_float(static_cast<const T*>(gates.a)[from]) + gates.dt_bias[head];
+  const float b = to_float(static_cast<const T*>(gates.b)[from]);
+  const float softplus = a > 20.0f ? a : log1pf(expf(a));
+  gates.log_decay[i] = -expf(gates.a_log[head]) * softplus;
+  gates.beta[i] = 1.0f / (1.0f + expf(-b));
 }
 
 // A warp per head of a row.
@@ -115,8 +139,13 @@ void rms_norm(cudaStream_t stream, const float* x, const std::int32_t* picked, s
               std::int64_t size, const float* factor, float eps, void* y, Element element) {
   if (rows == 0) return;
   by_element(element, [&]<typename T>(T*) {
-    rms_norm_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(x, picked, size, factor,
-                                                                          eps, static_cast<T*>(y));
+    const auto blocks = static_cast<unsigned>(rows);
+    auto* to = static_cast<T*>(y);
+    if (size % kWide == 0) {
+      rms_norm_kernel<T, kWide><<<blocks, kThreads, 0, stream>>>(x, picked, size, factor, eps, to);
+    } else {
+      rms_norm_kernel<T, 1><<<blocks, kThreads, 0, stream>>>(x, picked, size, factor, eps, to);
+    }
   });
   check_launch();
 }
@@ -128,6 +157,15 @@ void gated_rms_norm(cudaStream_t stream, const GatedNorm& norm, Element element)
   by_element(element, [&]<typename T>(T*) {
     gated_rms_norm_kernel<T><<<blocks, kThreads, 0, stream>>>(norm);
   });
+  check_launch();
+}
+
+void form_gates(cudaStream_t stream, const Gates& gates, Element element) {
+  const std::int64_t count = gates.rows * gates.heads;
+  if (count == 0) return;
+  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  by_element(element,
+             [&]<typename T>(T*) { gates_kernel<T><<<blocks, kThreads, 0, stream>>>(gates); });
   check_launch();
 }
 

@@ -35,6 +35,20 @@ struct GatedNorm {
 };
 void gated_rms_norm(cudaStream_t stream, const GatedNorm& norm, Element element);
 
+// What a layer's recurrence takes, [rows, heads] each, from inputs whose rows begin `stride`
+// elements apart: log_decay = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b).
+struct Gates {
+  const void* a;
+  const void* b;
+  std::int64_t stride;
+  std::int64_t rows, heads;
+  const float* a_log;    // [heads]
+  const float* dt_bias;  // [heads]
+  float* log_decay;
+  float* beta;
+};
+void form_gates(cudaStream_t stream, const Gates& gates, Element element);
+
 // y [rows, width] = silu(gate) up, from rows [gate | up].
 void swiglu(cudaStream_t stream, const void* gate_up, std::int64_t rows, std::int64_t width,
             void* y, Element element);
