@@ -212,13 +212,13 @@ cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t s
     return e;
   }
   if (cudaError_t e = launch_fold_128(call, vector, kFoldBlocks128 * processors, stream)) return e;
-  // All blocks of decode are resident once the folds are done: at most 136 registers a thread, and
-  // what shared memory holds (a block reserves 1 KiB more). Small batches share a head among more
-  // warps.
+  // All blocks of decode are resident once the folds are done: as many as registers allow, and what
+  // shared memory holds (a block reserves 1 KiB more). Small batches share a head among more warps.
   const int64_t total = int64_t{call.batch} * call.v_heads;
   const int32_t warps = total >= 4 * processors ? 2 : 4;
   const int32_t each = decode_128_shared_bytes(call, vector) + 1024;
-  const int32_t per_processor = std::clamp(shared / each, 1, 14 / warps);
+  const int32_t per_processor =
+      std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, warps));
   return launch_decode_128(call, vector, warps, processors * per_processor, true, stream);
 }
 

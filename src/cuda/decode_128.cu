@@ -18,15 +18,23 @@ namespace {
 
 using namespace decoding_128;
 
+// Blocks on a multiprocessor, which bound the registers: what spills nothing. A block of two warps
+// gets 128 registers a thread at seven of them, 168 at six.
+constexpr int32_t resident_blocks(bool vector, int32_t warps, bool plain) {
+  if (warps == 1) return 7;
+  if (warps == 2) return vector || !plain ? 6 : 7;
+  return vector && !plain ? 2 : 3;
+}
+
 // Each block takes heads first .. last - 1 of batch x v_heads, in order.
 template <bool kVector, int kWarps, bool kPlain>
-__global__ void __launch_bounds__(32 * kWarps, kWarps == 4 ? 4 : 8)
+__global__ void __launch_bounds__(32 * kWarps, resident_blocks(kVector, kWarps, kPlain))
     decode_kernel(const __grid_constant__ Call128 call) {
   extern __shared__ __align__(128) char shared[];
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0);
   const int32_t lane = threadIdx.x & 31;
   const int32_t warp = kWarps == 1 ? 0 : threadIdx.x >> 5;
-  const Head<kVector, kWarps, kPlain> head = {call, shared, plan, lane, warp, 32 * warp + lane};
+  const Head<kVector, kWarps, kPlain> head = {{shared, plan, lane, warp}, call, 32 * warp + lane};
   const uint32_t barrier = shared_address(shared + plan.barrier);
   uint32_t* deferred = reinterpret_cast<uint32_t*>(shared + plan.deferred);
   if (threadIdx.x == 0) barrier_init(barrier, 1);
@@ -194,6 +202,10 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, cudaStrea
 }
 
 }  // namespace
+
+int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t warps) {
+  return resident_blocks(vector, warps, call.plain != 0);
+}
 
 int32_t decode_128_shared_bytes(const Call128& call, bool vector) {
   return plan_of(call.boundary_bytes, call.capacity, vector ? call.decay_bytes : 0).bytes;

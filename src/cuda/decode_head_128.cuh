@@ -4,21 +4,25 @@
 // block takes, and when, is the kernel's business.
 #pragma once
 
-#include "cuda/decode_reads_128.cuh"
+#include "cuda/decode_rows_128.cuh"
 
 namespace leapquant::cuda::decoding_128 {
 
 // One head of one sequence at work. kPlain: the common call, one token; only addresses and
 // conversions know, not the arithmetic.
 template <bool kVector, int kWarps, bool kPlain>
-struct Head {
-  static constexpr int32_t kCount = 4 / kWarps;     // values a lane owns at the end
-  static constexpr int32_t kValues = 128 / kWarps;  // of a warp
-  static constexpr int32_t kTiles = kValues / 16;
+struct Head : RowProducts<kWarps> {
+  using Products = RowProducts<kWarps>;
+  using Products::kTiles;
+  using Products::kValues;
+  using Products::lane;
+  using Products::plan;
+  using Products::shared;
+  using Products::units;
+  using Products::warp;
+  using Products::weights;
+  static constexpr int32_t kCount = 4 / kWarps;  // values a lane owns at the end
   const Call128& call;
-  char* shared;
-  const Plan& plan;
-  int32_t lane, warp;
   int32_t place;  // of the lane's values: value = kCount * place
 
   __device__ __forceinline__ static int32_t decay_type(const Rows128& rows) {
@@ -30,105 +34,6 @@ struct Head {
   __device__ __forceinline__ const HeadFormat128& format_at(int32_t v_head) const {
     return kPlain ? call.classes[0] : format_of(call, v_head);
   }
-  __device__ __forceinline__ float2* weights() const {
-    return reinterpret_cast<float2*>(shared + plan.weights);
-  }
-  __device__ __forceinline__ float* units() const {
-    return reinterpret_cast<float*>(shared + plan.units);
-  }
-
-  // Weights of 8 records from `row` (vector decays): sums over the lanes.
-  __device__ __forceinline__ void put_weights(float (&p)[16], int32_t last, int32_t rows) const {
-    const float sum = sums_of_sixteen(p, lane);
-    const int32_t mine = lane >> 2;
-    if ((lane & 1) == 0 && mine < rows) {
-      reinterpret_cast<float*>(weights() + last - mine)[(lane >> 1) & 1] = sum;
-    }
-  }
-
-  // The limbs as operands: rows g high, g + 8 low parts of vector g mod 2.
-  __device__ __forceinline__ void load_limbs(uint4 (&a)[8]) const {
-    const uint4* from =
-        reinterpret_cast<const uint4*>(shared + plan.limbs + ((lane >> 2) & 1) * kLimbBytes);
-#pragma unroll
-    for (int32_t j = 0; j < 4; ++j) {
-      a[2 * j] = from[2 * ((lane & 3) + 4 * j)];
-      a[2 * j + 1] = from[2 * ((lane & 3) + 4 * j) + 1];
-    }
-  }
-
-  // Dot products of up to 8 rows with both read vectors, times scale(row), to weights from `to`.
-  template <RowKind kKind, typename Scale>
-  __device__ __forceinline__ void key_dots(const char* rows, int32_t count, int32_t to,
-                                           const uint4 (&a)[8], Scale scale) const {
-    const int32_t g = lane >> 2;
-    const int32_t t = lane & 3;
-    const char* row = g < count ? rows + g * row_bytes_of(kKind) : shared + plan.zeros;
-    float d[4] = {};
-    float e[4] = {};
-#pragma unroll
-    for (int32_t j = 0; j < 4; ++j) {
-      uint32_t x[4];
-      load_group<kKind, 8>(row, t + 4 * j, x);
-      mma_fp16(d, a[2 * j].x, a[2 * j].y, a[2 * j].z, a[2 * j].w, x[0], x[1]);
-      mma_fp16(e, a[2 * j + 1].x, a[2 * j + 1].y, a[2 * j + 1].z, a[2 * j + 1].w, x[2], x[3]);
-    }
-    if (g < 2) {
-      const float unit = units()[g];
-      float* out = reinterpret_cast<float*>(weights() + to + 2 * t) + g;
-      if (2 * t < count) out[0] = ((d[0] + e[0]) + (d[2] + e[2])) * unit * scale(2 * t);
-      if (2 * t + 1 < count) out[2] = ((d[1] + e[1]) + (d[3] + e[3])) * unit * scale(2 * t + 1);
-    }
-  }
-
-  // What the value sides of up to 16 rows add to both reads of the warp's values: acc[j][0], [1] of
-  // value g kValues / 8 + j, columns as the limbs (lane t = 0: first vector, t = 1: second), [2],
-  // [3] of the value kTiles further. scale: of the lane's vector.
-  template <RowKind kKind>
-  __device__ __forceinline__ void value_sums(const char* rows, int32_t count, int32_t from,
-                                             float scale, float (&acc)[kTiles][4]) const {
-    const int32_t g = lane >> 2;
-    const int32_t t = lane & 3;
-    const float* w = reinterpret_cast<const float*>(weights() + from + 2 * t) + ((g >> 1) & 1);
-    const bool low = (g & 1) != 0;
-    uint32_t b[2] = {};
-    {
-      uint32_t high, rest;
-      split(w[0] * scale, w[2] * scale, &high, &rest);
-      b[0] = low ? rest : high;
-      if (count > 8) {
-        split(w[16] * scale, w[18] * scale, &high, &rest);
-        b[1] = low ? rest : high;
-      }
-    }
-    constexpr int32_t kLoad = kValues / 8 > 8 ? 8 : kValues / 8;  // values of one load
-    constexpr int32_t kLoads = kValues / 8 / kLoad;
-    uint32_t pairs[4][kLoads * kLoad / 2] = {};
-#pragma unroll
-    for (int32_t r = 0; r < 4; ++r) {
-      const int32_t index = 2 * t + (r & 1) + 8 * (r >> 1);
-      if (r >= 2 && count <= 8) continue;
-      const char* row = index < count ? rows + index * row_bytes_of(kKind) : shared + plan.zeros;
-#pragma unroll
-      for (int32_t i = 0; i < kLoads; ++i) {
-        uint32_t x[kLoad / 2];
-        load_group<kKind, kLoad>(row, (8 * warp + g) * kLoads + i, x);
-#pragma unroll
-        for (int32_t k = 0; k < kLoad / 2; ++k) pairs[r][kLoad / 2 * i + k] = x[k];
-      }
-    }
-#pragma unroll
-    for (int32_t j = 0; j < kTiles; ++j) {
-      const uint32_t pick = j % 2 == 0 ? 0x5410 : 0x7632;
-      const int32_t first = j / 2;
-      const int32_t second = (j + kTiles) / 2;
-      mma_fp16(acc[j], __byte_perm(pairs[0][first], pairs[1][first], pick),
-               __byte_perm(pairs[0][second], pairs[1][second], pick),
-               __byte_perm(pairs[2][first], pairs[3][first], pick),
-               __byte_perm(pairs[2][second], pairs[3][second], pick), b[0], b[1]);
-    }
-  }
-
   __device__ __forceinline__ static int32_t tiles_of(int32_t count) { return (count + 15) & ~15; }
 
   struct Pointers {  // a sequence's rows, records and boundary states
@@ -329,7 +234,7 @@ struct Head {
             sum.x += step.x, sum.y += step.y, sum.z += step.z, sum.w += step.w;
           }
         }
-        if (mine) put_weights(p, n - 1 - first, n - first);
+        if (mine) Products::put_weights(p, n - 1 - first, n - first);
       }
       const float4 d =
           make_float4(exp_fast(sum.x), exp_fast(sum.y), exp_fast(sum.z), exp_fast(sum.w));
@@ -341,8 +246,6 @@ struct Head {
 
     // Dot products by the matrix units, eight rows at a time: records, compensators.
     {
-      uint4 a[8];
-      load_limbs(a);
       int32_t tile = 0;
       const auto mine = [&] { return kWarps == 1 || tile++ % kWarps == warp; };
       if constexpr (!kVector) {
@@ -351,8 +254,9 @@ struct Head {
           const float even = __shfl_sync(kAll, after, (first + 2 * (lane & 3)) & 31);
           const float odd = __shfl_sync(kAll, after, (first + 2 * (lane & 3) + 1) & 31);
           if (mine()) {
-            key_dots<RowKind::kFp16>(keys + first * 256, n - first, first, a,
-                                     [&](int32_t r) { return (r & 1) != 0 ? odd : even; });
+            Products::template key_dots<RowKind::kFp16>(
+                keys + first * 256, n - first, first,
+                [&](int32_t r) { return (r & 1) != 0 ? odd : even; });
           }
         }
       }
@@ -360,8 +264,9 @@ struct Head {
 #pragma unroll 1
       for (int32_t first = 0; first < format.num_fp16; first += 8) {
         if (mine()) {
-          key_dots<RowKind::kFp16>(shared + format.fp16_keys + first * 256, format.num_fp16 - first,
-                                   to + first, a, [&](int32_t) { return decay_all; });
+          Products::template key_dots<RowKind::kFp16>(shared + format.fp16_keys + first * 256,
+                                                      format.num_fp16 - first, to + first,
+                                                      [&](int32_t) { return decay_all; });
         }
       }
       to += tiles_of(format.num_fp16);
@@ -372,16 +277,17 @@ struct Head {
 #pragma unroll 1
       for (int32_t first = 0; first < format.num_int8; first += 8) {
         if (mine()) {
-          key_dots<RowKind::kInt8>(shared + format.int8_keys + first * 128, format.num_int8 - first,
-                                   to + first, a, [&](int32_t r) { return scale_of(first + r); });
+          Products::template key_dots<RowKind::kInt8>(
+              shared + format.int8_keys + first * 128, format.num_int8 - first, to + first,
+              [&](int32_t r) { return scale_of(first + r); });
         }
       }
       to += tiles_of(format.num_int8);
 #pragma unroll 1
       for (int32_t first = 0; first < format.num_int4; first += 8) {
         if (mine()) {
-          key_dots<RowKind::kInt4>(
-              shared + format.int4_keys + first * 64, format.num_int4 - first, to + first, a,
+          Products::template key_dots<RowKind::kInt4>(
+              shared + format.int4_keys + first * 64, format.num_int4 - first, to + first,
               [&](int32_t r) { return scale_of(format.num_int8 + first + r); });
         }
       }
@@ -464,21 +370,21 @@ struct Head {
       const float scale = (lane & 8) != 0 ? scale_q : scale_k;  // of the limb in column g
       float acc[kTiles][4] = {};
       for (int32_t first = 0; first < n; first += 16) {
-        value_sums<RowKind::kFp16>(shared + plan.corrections + first * 256, n - first, first, scale,
-                                   acc);
+        Products::template value_sums<RowKind::kFp16>(shared + plan.corrections + first * 256,
+                                                      n - first, first, scale, acc);
       }
       int32_t from = plan.record_rows;
       for (int32_t first = 0; first < format.num_fp16; first += 16, from += 16) {
-        value_sums<RowKind::kFp16>(shared + format.fp16_values + first * 256,
-                                   format.num_fp16 - first, from, scale, acc);
+        Products::template value_sums<RowKind::kFp16>(shared + format.fp16_values + first * 256,
+                                                      format.num_fp16 - first, from, scale, acc);
       }
       for (int32_t first = 0; first < format.num_int8; first += 16, from += 16) {
-        value_sums<RowKind::kInt8>(shared + format.int8_values + first * 128,
-                                   format.num_int8 - first, from, scale, acc);
+        Products::template value_sums<RowKind::kInt8>(shared + format.int8_values + first * 128,
+                                                      format.num_int8 - first, from, scale, acc);
       }
       for (int32_t first = 0; first < format.num_int4; first += 16, from += 16) {
-        value_sums<RowKind::kInt4>(shared + format.int4_values + first * 64,
-                                   format.num_int4 - first, from, scale, acc);
+        Products::template value_sums<RowKind::kInt4>(shared + format.int4_values + first * 64,
+                                                      format.num_int4 - first, from, scale, acc);
       }
       const int32_t t = lane & 3;
       if (t < 2) {
