@@ -9,10 +9,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace leapquant {
 
 inline constexpr float kFp16Max = 65504.0f;
+inline constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
 inline float bf16_to_float(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);

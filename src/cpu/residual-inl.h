@@ -93,7 +93,10 @@ inline void row_magnitudes(const float* rows, int32_t v_dim, int32_t stride, Res
   const auto low = hn::InterleaveLower(wide, hn::BitCast(wide, ab), hn::BitCast(wide, ce));
   const auto high = hn::InterleaveUpper(wide, hn::BitCast(wide, ab), hn::BitCast(wide, ce));
   const auto sum = hn::Add(hn::BitCast(d, low), hn::BitCast(d, high));
-  hn::StoreU(hn::Sqrt(hn::Div(sum, hn::Set(d, static_cast<float>(v_dim)))), d, magnitudes);
+  // A sum past the largest number counts as that; a NaN stays one.
+  const auto most = hn::Set(d, kLargestFloat);
+  const auto bounded = hn::IfThenElse(hn::Gt(sum, most), most, sum);
+  hn::StoreU(hn::Sqrt(hn::Div(bounded, hn::Set(d, static_cast<float>(v_dim)))), d, magnitudes);
 }
 
 // float_to_log8 without its search: the exponent gives the octave, and thresholds of an octave are
@@ -171,6 +174,14 @@ inline uint32_t encode_value_scales(const BoundaryLayout& layout, const float* l
     if (!hn::AllTrue(d, inside)) flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
     std::memcpy(boundary + layout.value_scale, half, static_cast<size_t>(v_dim) * 2);
   } else {
+    const auto most = hn::Set(d, kLargestFloat);
+    auto inside = all_lanes();
+    for (int32_t j = 0; j < stride; j += kLanes) {
+      const auto b = hn::Load(d, scale + j);
+      inside = hn::And(inside, hn::Le(b, most));
+      hn::Store(hn::Min(b, most), d, scale + j);
+    }
+    if (!hn::AllTrue(d, inside)) flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
     std::memcpy(boundary + layout.value_scale, scale, static_cast<size_t>(v_dim) * 4);
   }
   for (int32_t j = 0; j < stride; j += kLanes) {

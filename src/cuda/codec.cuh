@@ -4,6 +4,7 @@
 // of every backend: each operation of the codec is rounded to FP32 by itself.
 #pragma once
 
+#include "core/numeric.h"
 #include "cuda/fit.cuh"
 
 namespace leapquant::cuda {
@@ -28,6 +29,8 @@ __device__ inline uint32_t encode_smoothing(const Block& block, const HeadFormat
       sum = __fadd_rn(sum, __shfl_down_sync(kAllLanes, sum, step));
     }
     if (block.lane == 0) {
+      // A sum past the largest number counts as that; a NaN stays one.
+      sum = sum > kLargestFloat ? kLargestFloat : sum;
       block.smoothing[i] = __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(v_dim)));
     }
   }
@@ -92,6 +95,10 @@ __device__ inline uint32_t encode_value_scales(const Block& block, const HeadFor
       reinterpret_cast<uint16_t*>(bytes + f.value_scale)[j] = half;
       scale = fp16_value(half);
     } else {
+      if (scale > kLargestFloat) {
+        flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
+        scale = kLargestFloat;
+      }
       reinterpret_cast<float*>(bytes + f.value_scale)[j] = scale;
     }
     block.inverses[j] = scale == 0.0f ? 0.0f : __fdiv_rn(f.q_max, scale);

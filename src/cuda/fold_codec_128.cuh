@@ -4,6 +4,7 @@
 // power of two: the key's factors are worked out in true size and scaled, quotients need no care.
 #pragma once
 
+#include "core/numeric.h"
 #include "cuda/fold_fit_128.cuh"
 
 namespace leapquant::cuda::folding_128 {
@@ -91,7 +92,9 @@ struct Fold : FoldFit {
         sum += __shfl_xor_sync(kAll, sum, 16);
         sum += __shfl_xor_sync(kAll, sum, 8);
         sum += __shfl_xor_sync(kAll, sum, 4);
-        c[e] = __fsqrt_rn(sum * unscale * 0.0078125f);
+        // A sum past the largest number counts as that; a NaN stays one.
+        const float whole = sum * unscale;
+        c[e] = __fsqrt_rn((whole > kLargestFloat ? kLargestFloat : whole) * 0.0078125f);
       }
       if (format.smoothing == LEAPQUANT_SMOOTHING_FP32) {
         const float most = __uint_as_float(block_max(__float_as_uint(fmaxf(c[0], c[1])), 1));
@@ -165,6 +168,10 @@ struct Fold : FoldFit {
         *reinterpret_cast<unsigned short*>(boundary() + format.value_scale + 2 * thread()) = half;
         b = __half2float(__ushort_as_half(half));
       } else {
+        if (b > kLargestFloat) {
+          flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
+          b = kLargestFloat;
+        }
         reinterpret_cast<float*>(boundary() + format.value_scale)[thread()] = b;
       }
       at<float2>(kInversesAt)[thread()] =

@@ -33,7 +33,8 @@ float row_magnitude(const float* row, int32_t v_dim) {
   for (int32_t step = 8; step >= 1; step /= 2) {
     for (int32_t l = 0; l < step; ++l) lane[l] += lane[l + step];
   }
-  return std::sqrt(lane[0] / static_cast<float>(v_dim));
+  // A sum past the largest number counts as that: c stays finite, and entries divided by it do.
+  return std::sqrt((lane[0] > kLargestFloat ? kLargestFloat : lane[0]) / static_cast<float>(v_dim));
 }
 
 // Key smoothing c [K], written as the format stores it and returned as decoding sees it.
@@ -75,6 +76,10 @@ float encode_value_scale(const BoundaryLayout& layout, float largest, int32_t co
     scale = layout.scale_steps == steps ? largest : largest * (steps / layout.scale_steps);
   }
   if (!fp16) {
+    if (scale > kLargestFloat) {
+      *flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
+      scale = kLargestFloat;
+    }
     store<float>(boundary + layout.value_scale + 4 * column, scale);
     return scale;
   }

@@ -50,8 +50,9 @@ std::vector<leapquant_format> codec_formats() {
   return list;
 }
 
-constexpr const char* kKinds[] = {"normal",    "zero",       "zero_lines", "tiny_rows", "large",
-                                  "subnormal", "very_large", "hot_row",    "ties",      "one_row"};
+constexpr const char* kKinds[] = {"normal",  "zero",      "zero_lines", "tiny_rows",
+                                  "large",   "subnormal", "very_large", "greatest",
+                                  "hot_row", "ties",      "one_row"};
 
 std::vector<float> matrix(const std::string& kind, int32_t k_dim, int32_t v_dim, uint32_t seed) {
   std::mt19937 random(seed);
@@ -67,6 +68,7 @@ std::vector<float> matrix(const std::string& kind, int32_t k_dim, int32_t v_dim,
   if (kind == "zero") scale(0.0f);
   if (kind == "large") scale(1e30f);
   if (kind == "very_large") scale(3e35f);
+  if (kind == "greatest") scale(6e37f);  // entries to 3e38, whose sums over a row overflow
   if (kind == "subnormal") scale(1e-40f);
   for (int32_t j = 0; j < v_dim; ++j) {
     if (kind == "zero_lines") at(1, j) = 0.0f;
@@ -119,6 +121,28 @@ TEST_P(Codec, SameBytesForTheSameResidual) {
         ASSERT_EQ(session.memory().health(0)->flags, flags) << where;
       }
     }
+  }
+}
+
+// Entries near the largest FP32 number: what a format cannot hold is flagged, nothing becomes NaN.
+TEST_P(Codec, TheGreatestNumbersStayNumbers) {
+  for (const leapquant_format& format : codec_formats()) {
+    const leapquant_shape shape = make_shape(1, 1, 64, 64, LEAPQUANT_DECAY_NONE);
+    Session session(backend(), make_test_layout(shape, format), 1);
+    const std::vector<float> m = matrix("greatest", 64, 64, 11);
+    session.import_state(0, 0, m);
+    const std::vector<double> state = session.state(0, 0, 0);
+    double error = 0.0;
+    double size = 0.0;
+    for (size_t i = 0; i < m.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(state[i])) << i;
+      error += (state[i] - m[i]) * (state[i] - m[i]);
+      size += static_cast<double>(m[i]) * m[i];
+    }
+    const bool flagged = (session.memory().health(0)->flags &
+                          static_cast<uint32_t>(LEAPQUANT_HEALTH_SCALE_SATURATED)) != 0;
+    // Three bits lose a quarter of a normal matrix, FP16 and log8 scales all but their range.
+    EXPECT_TRUE(flagged || error < 0.1 * size) << std::sqrt(error / size);
   }
 }
 
