@@ -15,7 +15,7 @@ unknown() { # <verb> <words of the call>...
 unknown compare state compare
 unknown compare state compare a b --json
 unknown verfy state verfy a.session
-unknown model bench model
-unknown model bench --rounds 1 model --tokens 5
+unknown modell bench modell
+unknown modell bench --rounds 1 modell --tokens 5
 unknown x x --help-me
 "$tool" fly
