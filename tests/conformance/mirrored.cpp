@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One staging buffer per call: ranges are packed into it, uploaded at once and downloaded at once.
-// Device buffers grow and are kept to the end of the program.
+// One staging buffer per call: ranges are packed into it, uploaded at once and downloaded at once;
+// the bytes between them must come back as they went. Device buffers grow and are kept to the end
+// of the program.
 #include "conformance/mirrored.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +15,7 @@ namespace leapquant::conformance {
 namespace {
 
 constexpr size_t kAlignment = 256;
+constexpr std::byte kGuard{0x5a};  // behind every range
 
 // Device memory that only grows.
 struct Buffer {
@@ -40,13 +43,13 @@ class Staging {
   int add(const void* data, size_t bytes, bool written) {
     if (data == nullptr) return -1;
     ranges_.push_back({const_cast<void*>(data), used_, bytes, written});
-    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += (bytes + kAlignment) / kAlignment * kAlignment;  // at least one guarding byte
     return static_cast<int>(ranges_.size()) - 1;
   }
   std::byte* host(int range) { return host_.data() + ranges_[static_cast<size_t>(range)].at; }
 
   Status reserve(Buffer* buffer, Sentence* sentence) {
-    host_.assign(used_, std::byte{0});
+    host_.assign(used_, kGuard);
     for (const Range& r : ranges_) std::memcpy(host_.data() + r.at, r.data, r.bytes);
     if (Status s = buffer->grow(memory_, used_, sentence)) return s;
     device_ = static_cast<std::byte*>(buffer->data);
@@ -61,7 +64,15 @@ class Staging {
     return memory_.write(device_, host_.data(), used_, sentence);
   }
   Status download(Sentence* sentence) {
-    return memory_.read(host_.data(), device_, used_, sentence);
+    if (Status s = memory_.read(host_.data(), device_, used_, sentence)) return s;
+    for (size_t i = 0; i < ranges_.size(); ++i) {
+      const size_t end = i + 1 < ranges_.size() ? ranges_[i + 1].at : used_;
+      for (size_t at = ranges_[i].at + ranges_[i].bytes; at < end; ++at) {
+        if (host_[at] == kGuard) continue;
+        return sentence->say(LEAPQUANT_INTERNAL, "a byte behind range %zu was written", i);
+      }
+    }
+    return LEAPQUANT_OK;
   }
   void give_back() const {
     for (const Range& r : ranges_) {
@@ -112,10 +123,7 @@ class Call {
         workspace_(workspace),
         staging_(device) {
     const auto heads = static_cast<size_t>(pool.num_state_slots * layout.shape.num_v_heads);
-    states_ =
-        staging_.add(pool.states, slots_bytes(pool.num_state_slots, pool.state_stride_bytes), true);
-    windows_ = staging_.add(pool.windows,
-                            slots_bytes(pool.num_window_slots, pool.window_stride_bytes), true);
+    add_slots();
     base_ = staging_.add(pool.base, heads * sizeof(int32_t), true);
     health_ = staging_.add(pool.health, heads * sizeof(leapquant_health), true);
   }
@@ -129,6 +137,26 @@ class Call {
   template <typename T>
   T* at(int range) const {
     return staging_.at<T>(range);
+  }
+
+  // What the structs of all operations on a batch share.
+  struct SequenceRanges {
+    int slots, windows, positions, status;
+  };
+  template <typename Args>
+  SequenceRanges add_sequences(const Args& args) {
+    return {add_ints(args.state_slots, args.batch), add_ints(args.window_slots, args.batch),
+            add_ints(args.positions, args.batch), add_ints(args.status, args.batch, true)};
+  }
+  // The arguments with the sequences' arrays on the device; the rest is the caller's to place.
+  template <typename Args>
+  Args place_sequences(const SequenceRanges& ranges, const Args& args) const {
+    Args there = args;
+    there.state_slots = at<int32_t>(ranges.slots);
+    there.window_slots = at<int32_t>(ranges.windows);
+    there.positions = at<int32_t>(ranges.positions);
+    there.status = at<int32_t>(ranges.status);
+    return there;
   }
 
   // Tensors and parameters of inputs.
@@ -204,15 +232,36 @@ class Call {
   }
 
  private:
-  static size_t slots_bytes(int32_t count, int64_t stride) {
-    return static_cast<size_t>(count) * static_cast<size_t>(stride);
+  // States and windows, of which the last slot ends with its own bytes. Where windows lie in the
+  // pages of the states, one range holds both.
+  void add_slots() {
+    const auto bytes = [](int32_t count, int64_t stride, int64_t used) {
+      return count == 0 ? int64_t{0} : (count - 1) * stride + used;
+    };
+    const int64_t states =
+        bytes(pool_.num_state_slots, pool_.state_stride_bytes, layout_.state_bytes);
+    const int64_t windows =
+        bytes(pool_.num_window_slots, pool_.window_stride_bytes, layout_.window.bytes);
+    const auto* state = static_cast<const std::byte*>(pool_.states);
+    const auto* window = static_cast<const std::byte*>(pool_.windows);
+    if (windows == 0 || window == nullptr || window >= state + states ||
+        state >= window + windows) {
+      states_ = staging_.add(state, static_cast<size_t>(states), true);
+      windows_ = windows == 0 ? -1 : staging_.add(window, static_cast<size_t>(windows), true);
+      return;
+    }
+    const std::byte* begin = std::min(state, window);
+    const std::byte* end = std::max(state + states, window + windows);
+    states_ = windows_ = staging_.add(begin, static_cast<size_t>(end - begin), true);
+    state_offset_ = state - begin;
+    window_offset_ = window - begin;
   }
 
   void reorder(bool to_device) {
     if (states_ < 0) return;
     std::vector<std::byte> head_bytes;
     for (int32_t slot = 0; slot < pool_.num_state_slots; ++slot) {
-      std::byte* at = staging_.host(states_) + slot * pool_.state_stride_bytes;
+      std::byte* at = staging_.host(states_) + state_offset_ + slot * pool_.state_stride_bytes;
       for (int32_t h = 0; h < layout_.shape.num_v_heads; ++h) {
         const BoundaryLayout& head = layout_.head(h);
         head_bytes.assign(at, at + head.bytes);
@@ -228,8 +277,8 @@ class Call {
     reorder(true);
     if (Status s = staging_.upload(sentence)) return s;
     leapquant_pool pool = pool_;
-    pool.states = at<void>(states_);
-    pool.windows = at<void>(windows_);
+    pool.states = states_ < 0 ? nullptr : at<std::byte>(states_) + state_offset_;
+    pool.windows = windows_ < 0 ? nullptr : at<std::byte>(windows_) + window_offset_;
     pool.base = at<int32_t>(base_);
     pool.health = at<leapquant_health>(health_);
     leapquant_launch launch = LEAPQUANT_INIT(leapquant_launch);
@@ -249,6 +298,8 @@ class Call {
   Buffer* workspace_;
   Staging staging_;
   int states_, windows_, base_, health_;
+  int64_t state_offset_ = 0;
+  int64_t window_offset_ = 0;
 };
 
 template <int kIndex>
@@ -260,19 +311,12 @@ struct Mirror {
   static Status decode(const Layout& layout, const leapquant_pool& pool,
                        const leapquant_decode_args& args, const leapquant_launch&) {
     Call call(*device, layout, pool, &buffer, &workspace);
-    const int slots = call.add_ints(args.state_slots, args.batch);
-    const int windows = call.add_ints(args.window_slots, args.batch);
-    const int positions = call.add_ints(args.positions, args.batch);
+    const auto sequences = call.add_sequences(args);
     const int counts = call.add_ints(args.num_tokens, args.batch);
-    const int status = call.add_ints(args.status, args.batch, true);
     const auto inputs = call.add_inputs(args.inputs, args.output, args.batch, args.tokens);
     if (Status s = call.prepare()) return s;
-    leapquant_decode_args there = args;
-    there.state_slots = call.at<int32_t>(slots);
-    there.window_slots = call.at<int32_t>(windows);
-    there.positions = call.at<int32_t>(positions);
+    auto there = call.place_sequences(sequences, args);
     there.num_tokens = call.at<int32_t>(counts);
-    there.status = call.at<int32_t>(status);
     call.place_inputs(inputs, &there.inputs, &there.output);
     return call.run([&](const leapquant_pool& p, const leapquant_launch& l) {
       return device->decode(layout, p, there, l);
@@ -282,11 +326,8 @@ struct Mirror {
   static Status prefill(const Layout& layout, const leapquant_pool& pool,
                         const leapquant_prefill_args& args, const leapquant_launch&) {
     Call call(*device, layout, pool, &buffer, &workspace);
-    const int slots = call.add_ints(args.state_slots, args.batch);
-    const int windows = call.add_ints(args.window_slots, args.batch);
-    const int positions = call.add_ints(args.positions, args.batch);
+    const auto sequences = call.add_sequences(args);
     const int offsets = call.add_ints(args.token_offsets, args.batch + 1);
-    const int status = call.add_ints(args.status, args.batch, true);
     const int checkpoints =
         args.num_checkpoints == 0
             ? -1
@@ -295,12 +336,8 @@ struct Mirror {
     const auto inputs =
         call.add_inputs(args.inputs, args.output, 1, args.token_offsets[args.batch]);
     if (Status s = call.prepare()) return s;
-    leapquant_prefill_args there = args;
-    there.state_slots = call.at<int32_t>(slots);
-    there.window_slots = call.at<int32_t>(windows);
-    there.positions = call.at<int32_t>(positions);
+    auto there = call.place_sequences(sequences, args);
     there.token_offsets = call.at<int32_t>(offsets);
-    there.status = call.at<int32_t>(status);
     there.checkpoints = call.at<leapquant_checkpoint>(checkpoints);
     call.place_inputs(inputs, &there.inputs, &there.output);
     return call.run([&](const leapquant_pool& p, const leapquant_launch& l) {
@@ -311,18 +348,11 @@ struct Mirror {
   static Status fold(const Layout& layout, const leapquant_pool& pool,
                      const leapquant_fold_args& args, const leapquant_launch&) {
     Call call(*device, layout, pool, &buffer, &workspace);
-    const int slots = call.add_ints(args.state_slots, args.batch);
-    const int windows = call.add_ints(args.window_slots, args.batch);
-    const int positions = call.add_ints(args.positions, args.batch);
+    const auto sequences = call.add_sequences(args);
     const int destinations = call.add_ints(args.destination_slots, args.batch);
-    const int status = call.add_ints(args.status, args.batch, true);
     if (Status s = call.prepare()) return s;
-    leapquant_fold_args there = args;
-    there.state_slots = call.at<int32_t>(slots);
-    there.window_slots = call.at<int32_t>(windows);
-    there.positions = call.at<int32_t>(positions);
+    auto there = call.place_sequences(sequences, args);
     there.destination_slots = call.at<int32_t>(destinations);
-    there.status = call.at<int32_t>(status);
     return call.run([&](const leapquant_pool& p, const leapquant_launch& l) {
       return device->fold(layout, p, there, l);
     });
@@ -331,10 +361,7 @@ struct Mirror {
   static Status transfer(const Layout& layout, const leapquant_pool& pool,
                          const leapquant_transfer_args& args, bool importing) {
     Call call(*device, layout, pool, &buffer, &workspace);
-    const int slots = call.add_ints(args.state_slots, args.batch);
-    const int windows = call.add_ints(args.window_slots, args.batch);
-    const int positions = call.add_ints(args.positions, args.batch);
-    const int status = call.add_ints(args.status, args.batch, true);
+    const auto sequences = call.add_sequences(args);
     const leapquant_shape& s = layout.shape;
     const int64_t matrix = int64_t{s.head_k_dim} * s.head_v_dim * type_bytes(args.type);
     const int64_t head = args.head_stride_bytes != 0 ? args.head_stride_bytes : matrix;
@@ -343,11 +370,7 @@ struct Mirror {
     const int64_t bytes = (args.batch - 1) * sequence + (s.num_v_heads - 1) * head + matrix;
     const int matrices = call.add(args.matrices, static_cast<size_t>(bytes), !importing);
     if (Status status_of_memory = call.prepare()) return status_of_memory;
-    leapquant_transfer_args there = args;
-    there.state_slots = call.at<int32_t>(slots);
-    there.window_slots = call.at<int32_t>(windows);
-    there.positions = call.at<int32_t>(positions);
-    there.status = call.at<int32_t>(status);
+    auto there = call.place_sequences(sequences, args);
     there.matrices = call.at<void>(matrices);
     return call.run([&](const leapquant_pool& p, const leapquant_launch& l) {
       return (importing ? device->import_states : device->export_states)(layout, p, there, l);
