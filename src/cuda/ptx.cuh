@@ -49,6 +49,32 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+// ---- Barriers that count arrivals, and copies of 16 bytes (sm_80) ----
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(barrier)
+               : "memory");
+}
+// Whether the phase of this parity is over; may be asked again at once.
+__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{.reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2; "
+      "selp.u32 %0, 1, 0, done;}"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
+// Both addresses 16-byte aligned; past the first cache level.
+__device__ __forceinline__ void copy_16_async(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+// Waits for all such copies of this thread.
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // ---- Launches that overlap (sm_90) ----
 
 __device__ __forceinline__ void launch_dependents() {
@@ -149,6 +175,16 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// D[16, 8] += A[16, 16] B[16, 8], BF16 operands, FP32 accumulators.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                         uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 // Four 8 x 8 matrices of 16-bit entries, transposed; lane l gives the address of row l % 8 of
 // matrix l / 8.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
@@ -176,6 +212,12 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
 
 // ---- Arithmetic ----
 
+// Two numbers rounded to BF16, the first in the low half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
 // a - b of two pairs of FP16.
 __device__ __forceinline__ uint32_t subtract_halves(uint32_t a, uint32_t b) {
   uint32_t result;
