@@ -510,7 +510,9 @@ LEAPQUANT_API leapquant_status leapquant_import(const leapquant_layout* layout,
                                                 const leapquant_launch* launch);
 
 /* Raw copy of state, base, health and (where both window slots are >= 0) the ring, between slots of
- * one pool. Sources may repeat, destinations may not; a slot is not both. Arrays [batch]. */
+ * one pool. Sources may repeat, destinations may not; a slot is not both. Arrays [batch]. A device
+ * leaves faulty rows alone; with LEAPQUANT_CHECK_FULL the first of them becomes the call's status.
+ */
 LEAPQUANT_API leapquant_status leapquant_copy(const leapquant_layout* layout,
                                               const leapquant_pool* pool, int32_t batch,
                                               const int32_t* source_state_slots,
@@ -519,7 +521,7 @@ LEAPQUANT_API leapquant_status leapquant_copy(const leapquant_layout* layout,
                                               const int32_t* destination_window_slots,
                                               const leapquant_launch* launch);
 /* Zero state, base = position, health cleared, ring cleared (window_slots null: the state's index;
- * negative: no window). */
+ * negative: no window). Faulty rows on a device: as leapquant_copy. */
 LEAPQUANT_API leapquant_status leapquant_reset(const leapquant_layout* layout,
                                                const leapquant_pool* pool, int32_t batch,
                                                const int32_t* state_slots,

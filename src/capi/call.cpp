@@ -210,29 +210,6 @@ const int32_t* mask_faulty(const Call& call, const Sequences& q) {
   return masked;
 }
 
-// Checks on a device: waits for the call and looks for the first faulty sequence.
-Status close_device_call(const Call& call, int32_t batch, const char* operation,
-                         const int32_t* status) {
-  constexpr int32_t kPart = 256;
-  const DeviceMemory& memory = *call.backend().memory;
-  if (Status s = memory.wait(call.launch.stream, last_error())) return s;
-  for (int32_t first = 0; first < batch; first += kPart) {
-    int32_t part[kPart];
-    const int32_t count = batch - first < kPart ? batch - first : kPart;
-    if (Status s = memory.read(part, status + first, sizeof(int32_t) * static_cast<size_t>(count),
-                               last_error())) {
-      return s;
-    }
-    for (int32_t i = 0; i < count; ++i) {
-      if (part[i] == LEAPQUANT_OK) continue;
-      const Status fault = static_cast<Status>(part[i]);
-      return fail(fault, "sequence %d of %s was left unchanged: %s", first + i, operation,
-                  leapquant_status_string(fault));
-    }
-  }
-  return LEAPQUANT_OK;
-}
-
 }  // namespace
 
 Status check_pool(const leapquant_layout* handle, const leapquant_pool* given,
@@ -339,6 +316,28 @@ Status close_call(const Call& call, const Sequences& q, const int32_t* states,
          q.states[i], leapquant_status_string(fault));
     if (describe != nullptr) describe(describe_context, i, fault, last_error());
     return fault;
+  }
+  return LEAPQUANT_OK;
+}
+
+Status close_device_call(const Call& call, int32_t batch, const char* operation,
+                         const int32_t* status) {
+  constexpr int32_t kPart = 256;
+  const DeviceMemory& memory = *call.backend().memory;
+  if (Status s = memory.wait(call.launch.stream, last_error())) return s;
+  for (int32_t first = 0; first < batch; first += kPart) {
+    int32_t part[kPart];
+    const int32_t count = batch - first < kPart ? batch - first : kPart;
+    if (Status s = memory.read(part, status + first, sizeof(int32_t) * static_cast<size_t>(count),
+                               last_error())) {
+      return s;
+    }
+    for (int32_t i = 0; i < count; ++i) {
+      if (part[i] == LEAPQUANT_OK) continue;
+      const Status fault = static_cast<Status>(part[i]);
+      return fail(fault, "sequence %d of %s was left unchanged: %s", first + i, operation,
+                  leapquant_status_string(fault));
+    }
   }
   return LEAPQUANT_OK;
 }

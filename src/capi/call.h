@@ -89,6 +89,11 @@ Status close_call(const Call& call, const Sequences& sequences, const int32_t* s
                   const char* operation, Status backend_status, int32_t* status,
                   DescribeFault describe, const void* describe_context);
 
+// Checks on a device: waits for the call and looks for the first faulty sequence. status [batch]
+// lies in device memory.
+Status close_device_call(const Call& call, int32_t batch, const char* operation,
+                         const int32_t* status);
+
 // Slots of an array without status, such as those of copy: each is negative or below `count`.
 Status check_slot_range(const char* name, const int32_t* slots, int32_t batch, int32_t count);
 // No slot >= 0 appears twice.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // C API: leapquant_copy and leapquant_reset. Neither has a status per sequence: every fault refuses
-// the call, with checks on or off. On a device slots out of range are left alone.
+// the call, with checks on or off. A device leaves faulty rows alone and notes why in the
+// workspace; with checks on the first of them becomes the call's status.
 #include "capi/call.h"
 
 namespace leapquant::capi {
@@ -26,6 +27,19 @@ Status check_windows(const Call& call, const char* name, const int32_t* states,
   if (!call.windowed()) return LEAPQUANT_OK;
   if (windows == nullptr) return check_implied_windows(call, name, states, windows_name, batch);
   return check_slot_range(windows_name, windows, batch, call.pool.num_window_slots);
+}
+
+// After the backend of copy or reset.
+Status close_rows(const Call& call, int32_t batch, const char* operation, Status done) {
+  if (done != LEAPQUANT_OK) {
+    return fail(done, "backend %s failed in %s: %s", call.handle->name, operation,
+                leapquant_status_string(done));
+  }
+  if (!call.on_device() || !call.full) return LEAPQUANT_OK;
+  const size_t per_worker = call.backend().workspace_per_worker(call.layout());
+  return close_device_call(
+      call, batch, operation,
+      reinterpret_cast<const int32_t*>(sequence_scratch(call.launch, per_worker)));
 }
 
 struct CopyArrays {
@@ -99,9 +113,7 @@ Status copy(const leapquant_layout* layout, const leapquant_pool* pool, int32_t 
   const Status done =
       call.backend().copy(call.layout(), call.pool, batch, source_states, source_windows,
                           destination_states, destination_windows, call.launch);
-  return done == LEAPQUANT_OK ? done
-                              : fail(done, "backend %s failed in copy: %s", layout->name,
-                                     leapquant_status_string(done));
+  return close_rows(call, batch, "copy", done);
 }
 
 Status check_reset(const Call& call, int32_t batch, const int32_t* states, const int32_t* windows,
@@ -140,9 +152,7 @@ Status reset(const leapquant_layout* layout, const leapquant_pool* pool, int32_t
   }
   const Status done = call.backend().reset(call.layout(), call.pool, batch, states, windows,
                                            positions, call.launch);
-  return done == LEAPQUANT_OK ? done
-                              : fail(done, "backend %s failed in reset: %s", layout->name,
-                                     leapquant_status_string(done));
+  return close_rows(call, batch, "reset", done);
 }
 
 }  // namespace

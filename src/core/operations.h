@@ -53,7 +53,9 @@ struct Backend {
   Status (*reset)(const Layout&, const leapquant_pool&, int32_t batch, const int32_t* states,
                   const int32_t* windows, const int32_t* positions, const leapquant_launch&);
 
-  const DeviceMemory* memory = nullptr;  // null: pools and arrays lie in host memory
+  // Null: pools and arrays lie in host memory. Otherwise copy and reset leave rows at fault alone
+  // and a leapquant_status per row, int32_t [batch], at the start of the sequences' scratch.
+  const DeviceMemory* memory = nullptr;
 };
 
 // Runs tasks through the caller's runner, or one after another on the calling thread.
@@ -71,6 +73,10 @@ inline std::byte* worker_scratch(const leapquant_launch& launch, size_t per_work
                                  int32_t worker) {
   return static_cast<std::byte*>(launch.workspace) +
          (per_worker + 63) / 64 * 64 * static_cast<size_t>(worker);
+}
+inline std::byte* sequence_scratch(const leapquant_launch& launch, size_t per_worker) {
+  return worker_scratch(launch, per_worker,
+                        launch.runner != nullptr ? launch.runner->num_workers : 1);
 }
 
 }  // namespace leapquant

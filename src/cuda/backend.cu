@@ -152,6 +152,11 @@ Status import_states(const Layout& layout, const leapquant_pool& pool,
   return status_of(import_general(layout, &call, stream_of(launch)));
 }
 
+// Copy and reset have no status array of the caller's; the door looks for faults here.
+int32_t* row_status(const Layout& layout, const leapquant_launch& launch) {
+  return reinterpret_cast<int32_t*>(sequence_scratch(launch, scratch_bytes(layout)));
+}
+
 Status copy(const Layout& layout, const leapquant_pool& pool, int32_t batch,
             const int32_t* source_states, const int32_t* source_windows,
             const int32_t* destination_states, const int32_t* destination_windows,
@@ -160,6 +165,7 @@ Status copy(const Layout& layout, const leapquant_pool& pool, int32_t batch,
   Call call;
   fill_layout(layout, pool, launch, &call);
   call.batch = batch;
+  call.status = row_status(layout, launch);
   const CopySlots slots = {source_states,       source_windows,     destination_states,
                            destination_windows, layout.state_bytes, layout.window.bytes};
   return status_of(copy_general(call, slots, stream_of(launch)));
@@ -174,6 +180,7 @@ Status reset(const Layout& layout, const leapquant_pool& pool, int32_t batch, co
   call.state_slots = states;
   call.window_slots = windows;
   call.positions = positions;
+  call.status = row_status(layout, launch);
   cudaError_t error = reset_general(layout, &call, stream_of(launch));
   if (error == cudaSuccess) {
     error = clear_windows(call, layout.window.bytes, stream_of(launch));
@@ -189,7 +196,7 @@ constexpr Backend table_of(const char* name, decltype(Backend::accepts) accepts_
       .target = target,
       .accepts = accepts_layout,
       .workspace_per_worker = scratch_bytes,
-      .workspace_per_sequence = [](const Layout&) { return size_t{0}; },
+      .workspace_per_sequence = [](const Layout&) { return sizeof(int32_t); },
       .decode = decode_call,
       .prefill = prefill,
       .fold = fold,

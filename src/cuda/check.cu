@@ -3,6 +3,7 @@
 // Faults of single sequences: slots, positions against bases, repeated slots, numbers that are not
 // finite, decays that grow. The first launch writes every status; the second lowers it where inputs
 // are at fault, to the smallest fault found, in whatever order the blocks come.
+#include "cuda/check.cuh"
 #include "cuda/operations.cuh"
 #include "cuda/token.cuh"
 
@@ -11,112 +12,13 @@ namespace {
 
 constexpr int32_t kSlices = 8;  // blocks that share the inputs of a sequence
 
-__device__ int32_t tokens_of(const Call& call, int32_t tokens, int32_t i) {
-  if (tokens < 0) return call.token_offsets[i + 1] - call.token_offsets[i];
-  return tokens > 0 && call.num_tokens != nullptr ? call.num_tokens[i] : tokens;
-}
-
-// What is wrong whatever the pool holds.
-__device__ int32_t slot_fault(const Call& call, int32_t i, int32_t tokens, int32_t most) {
-  const int32_t slot = call.state_slots[i];
-  if (slot >= call.num_state_slots) return LEAPQUANT_SLOT_OUT_OF_RANGE;
-  if (call.per_step == 0) {
-    const int32_t window = window_slot_of(call, i);
-    if (window >= call.num_window_slots) return LEAPQUANT_SLOT_OUT_OF_RANGE;
-    if (window < 0 && call.needs_window != 0 && tokens > 0) return LEAPQUANT_SLOT_OUT_OF_RANGE;
-  }
-  if (call.destination_slots != nullptr) {
-    const int32_t to = call.destination_slots[i];
-    if (to < 0 || to >= call.num_state_slots) return LEAPQUANT_SLOT_OUT_OF_RANGE;
-  }
-  const int32_t position = call.positions[i];
-  if (tokens < 0 || tokens > most || position < 0 || position > 0x7fffffff - tokens) {
-    return LEAPQUANT_INVALID_ARGUMENT;
-  }
-  return LEAPQUANT_OK;
-}
-
-// Checkpoints of a sequence lie within it, in order, in slots of the pool.
-__device__ bool checkpoints_fit(const Call& call, int32_t i, int32_t end, int32_t thread) {
-  bool fit = true;
-  for (int32_t c = thread; c < call.num_checkpoints; c += kBlockThreads) {
-    const leapquant_checkpoint& at = call.checkpoints[c];
-    if (at.sequence != i) continue;
-    const bool follows =
-        c == 0 || call.checkpoints[c - 1].sequence < i ||
-        (call.checkpoints[c - 1].sequence == i && call.checkpoints[c - 1].position < at.position);
-    if (!follows || at.position <= call.positions[i] || at.position > end || at.state_slot < 0 ||
-        at.state_slot >= call.num_state_slots || at.state_slot == call.state_slots[i]) {
-      fit = false;
-    }
-  }
-  return fit;
-}
-
-constexpr uint32_t kRepeated = 1;
-constexpr uint32_t kBelowBase = 2;
-constexpr uint32_t kPastWindow = 4;
-constexpr uint32_t kBadCheckpoint = 8;
-
-// An earlier live row names the same slot.
-__device__ bool repeats(const Call& call, int32_t i, int32_t thread) {
-  const int32_t* states =
-      call.destination_slots != nullptr ? call.destination_slots : call.state_slots;
-  const bool windows = call.per_step == 0 && call.window_slots != nullptr;
-  bool found = false;
-  for (int32_t other = thread; other < i; other += kBlockThreads) {
-    if (call.state_slots[other] < 0) continue;
-    found = found || states[other] == states[i];
-    found = found || (windows && call.destination_slots == nullptr && call.window_slots[i] >= 0 &&
-                      call.window_slots[other] == call.window_slots[i]);
-  }
-  return found;
-}
-
 __global__ void __launch_bounds__(kBlockThreads)
     check_sequences_kernel(const __grid_constant__ Call call, int32_t call_tokens) {
   __shared__ int32_t seen;
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
   for (int32_t i = static_cast<int32_t>(blockIdx.x); i < call.batch;
        i += static_cast<int32_t>(gridDim.x)) {
-    const int32_t slot = call.state_slots[i];
-    const int32_t tokens = slot < 0 ? 0 : tokens_of(call, call_tokens, i);
-    const int32_t most = call_tokens < 0 ? 0x7fffffff : call_tokens;
-    const int32_t fault = slot < 0 ? LEAPQUANT_OK : slot_fault(call, i, tokens, most);
-    __syncthreads();
-    if (thread == 0) seen = 0;
-    __syncthreads();
-    if (slot >= 0 && fault == LEAPQUANT_OK) {
-      uint32_t found = 0;
-      if (call.writes_slots != 0 && repeats(call, i, thread)) found |= kRepeated;
-      if (call_tokens < 0 && !checkpoints_fit(call, i, call.positions[i] + tokens, thread)) {
-        found |= kBadCheckpoint;
-      }
-      if (call.reads_records != 0 && (call_tokens == 0 || tokens > 0)) {
-        const bool none = call.per_step != 0 || window_slot_of(call, i) < 0;
-        const int32_t own = call.group > 1 && call_tokens > 0 && !none ? tokens : 0;
-        const int64_t room = none ? 0 : call.ring_tokens - own;
-        for (int32_t h = thread; h < call.v_heads; h += kBlockThreads) {
-          const int64_t distance =
-              int64_t{call.positions[i]} - call.base[head_index(call, slot, h)];
-          if (distance < 0) found |= kBelowBase;
-          if (distance > room) found |= kPastWindow;
-        }
-      }
-      if (found != 0) atomicOr(&seen, static_cast<int32_t>(found));
-    }
-    __syncthreads();
-    if (thread == 0) {
-      const uint32_t found = static_cast<uint32_t>(seen);
-      int32_t status = fault;
-      if (fault == LEAPQUANT_OK && found != 0) {
-        status = (found & kRepeated) != 0        ? LEAPQUANT_SLOT_REPEATED
-                 : (found & kBadCheckpoint) != 0 ? LEAPQUANT_INVALID_ARGUMENT
-                 : (found & kBelowBase) != 0     ? LEAPQUANT_POSITION_BELOW_BASE
-                                                 : LEAPQUANT_POSITION_PAST_WINDOW;
-      }
-      call.status[i] = status;
-    }
+    const int32_t fault = sequence_fault(call, i, call_tokens, &seen);
+    if (threadIdx.x == 0) call.status[i] = fault;
   }
 }
 

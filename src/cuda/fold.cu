@@ -100,9 +100,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
         call.first_head + static_cast<int32_t>(index - int64_t{head.sequence} * call.num_heads);
     head.slot = call.state_slots[head.sequence];
     head.position = call.positions[head.sequence];
-    const bool alive = work == Work::kReset
-                           ? head.slot >= 0 && head.slot < call.num_state_slots
-                           : head.slot >= 0 && call.status[head.sequence] == LEAPQUANT_OK;
+    const bool alive = head.slot >= 0 && call.status[head.sequence] == LEAPQUANT_OK;
     if (work == Work::kExport) {
       export_head(call, block, head, alive);
     } else if (alive && work == Work::kFold) {
@@ -149,6 +147,8 @@ cudaError_t import_general(const Layout& layout, Call* call, cudaStream_t stream
 }
 
 cudaError_t reset_general(const Layout& layout, Call* call, cudaStream_t stream) {
+  call->reads_records = 0;
+  if (const cudaError_t error = launch_checks(*call, 0, stream)) return error;
   return launch(layout, call, Work::kReset, stream);
 }
 

@@ -23,7 +23,7 @@ cudaError_t export_general(const Layout& layout, Call* call, cudaStream_t stream
 cudaError_t import_general(const Layout& layout, Call* call, cudaStream_t stream);
 cudaError_t reset_general(const Layout& layout, Call* call, cudaStream_t stream);
 
-// Raw copies between slots; the slots lie in device memory.
+// Raw copies between slots; the slots lie in device memory, call.status tells the rows left alone.
 struct CopySlots {
   const int32_t* source_states;
   const int32_t* source_windows;

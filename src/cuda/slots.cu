@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Raw copies between slots and cleared windows: bytes, no arithmetic on states. Slots out of the
-// pool's range are left alone.
-#include <algorithm>
-
+// Raw copies between slots and cleared windows: bytes, no arithmetic on states. Rows at fault,
+// whose status says so, are left alone.
 #include "cuda/block.cuh"
 #include "cuda/operations.cuh"
 
@@ -19,11 +17,54 @@ __device__ void copy_bytes(const char* from, char* to, int64_t bytes, int64_t wo
   for (int64_t i = worker; i < bytes / 16; i += workers) target[i] = source[i];
 }
 
-// The window beside a state slot, negative for none.
-__device__ int32_t window_beside(const Call& call, const int32_t* windows, int32_t i,
-                                 int32_t slot) {
-  const int32_t window = windows != nullptr ? windows[i] : slot;
-  return window < call.num_window_slots ? window : -1;
+// The slots of one row of a copy; windows are negative where there is none.
+struct Copy {
+  int32_t from, to, window_from, window_to;
+  __device__ bool live() const { return from >= 0 || to >= 0; }
+};
+
+__device__ Copy copy_of(const Call& call, const CopySlots& slots, int32_t i) {
+  Copy copy;
+  copy.from = slots.source_states[i];
+  copy.to = slots.destination_states[i];
+  copy.window_from = copy.window_to = -1;
+  if (call.per_step != 0) return copy;
+  copy.window_from = slots.source_windows != nullptr ? slots.source_windows[i] : copy.from;
+  copy.window_to = slots.destination_windows != nullptr ? slots.destination_windows[i] : copy.to;
+  return copy;
+}
+
+__device__ bool out_of_range(const Call& call, const Copy& copy) {
+  return copy.from < 0 || copy.to < 0 || copy.from >= call.num_state_slots ||
+         copy.to >= call.num_state_slots || copy.window_from >= call.num_window_slots ||
+         copy.window_to >= call.num_window_slots;
+}
+
+// A destination is written once and not read by the call.
+__device__ bool collides(const Copy& own, const Copy& other, bool earlier) {
+  const bool windows = own.window_to >= 0 && (other.window_from == own.window_to ||
+                                              (earlier && other.window_to == own.window_to));
+  return other.from == own.to || (earlier && other.to == own.to) || windows;
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    check_copies_kernel(const __grid_constant__ Call call, const CopySlots slots) {
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  for (int32_t i = static_cast<int32_t>(blockIdx.x); i < call.batch;
+       i += static_cast<int32_t>(gridDim.x)) {
+    const Copy own = copy_of(call, slots, i);
+    bool found = false;
+    for (int32_t row = thread; row < call.batch && own.live(); row += kBlockThreads) {
+      const Copy other = copy_of(call, slots, row);
+      found = found || (other.live() && collides(own, other, row < i));
+    }
+    found = __syncthreads_or(found) != 0;
+    if (thread != 0) continue;
+    int32_t fault = LEAPQUANT_OK;
+    if (found) fault = LEAPQUANT_SLOT_REPEATED;
+    if (own.live() && out_of_range(call, own)) fault = LEAPQUANT_SLOT_OUT_OF_RANGE;
+    call.status[i] = fault;
+  }
 }
 
 __global__ void __launch_bounds__(kBlockThreads)
@@ -32,24 +73,21 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t workers = int64_t{gridDim.y} * kBlockThreads;
   for (int32_t i = static_cast<int32_t>(blockIdx.x); i < call.batch;
        i += static_cast<int32_t>(gridDim.x)) {
-    const int32_t from = slots.source_states[i];
-    const int32_t to = slots.destination_states[i];
-    if (from < 0 || to < 0 || from >= call.num_state_slots || to >= call.num_state_slots) continue;
-    copy_bytes(call.states + from * call.state_stride, call.states + to * call.state_stride,
-               slots.state_bytes, worker, workers);
+    const Copy copy = copy_of(call, slots, i);
+    if (!copy.live() || call.status[i] != LEAPQUANT_OK) continue;
+    copy_bytes(call.states + copy.from * call.state_stride,
+               call.states + copy.to * call.state_stride, slots.state_bytes, worker, workers);
     for (int64_t h = worker; h < call.v_heads; h += workers) {
       const int32_t v_head = static_cast<int32_t>(h);
-      call.base[head_index(call, to, v_head)] = call.base[head_index(call, from, v_head)];
-      if (call.health != nullptr) {
-        call.health[head_index(call, to, v_head)] = call.health[head_index(call, from, v_head)];
-      }
+      const int64_t from = head_index(call, copy.from, v_head);
+      const int64_t to = head_index(call, copy.to, v_head);
+      call.base[to] = call.base[from];
+      if (call.health != nullptr) call.health[to] = call.health[from];
     }
-    if (call.per_step != 0) continue;
-    const int32_t window_from = window_beside(call, slots.source_windows, i, from);
-    const int32_t window_to = window_beside(call, slots.destination_windows, i, to);
-    if (window_from < 0 || window_to < 0) continue;
-    copy_bytes(call.windows + window_from * call.window_stride,
-               call.windows + window_to * call.window_stride, slots.window_bytes, worker, workers);
+    if (copy.window_from < 0 || copy.window_to < 0) continue;
+    copy_bytes(call.windows + copy.window_from * call.window_stride,
+               call.windows + copy.window_to * call.window_stride, slots.window_bytes, worker,
+               workers);
   }
 }
 
@@ -60,9 +98,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int32_t i = static_cast<int32_t>(blockIdx.x); i < call.batch;
        i += static_cast<int32_t>(gridDim.x)) {
     const int32_t slot = call.state_slots[i];
-    if (slot < 0 || slot >= call.num_state_slots) continue;
-    const int32_t window = window_beside(call, call.window_slots, i, slot);
-    if (window < 0) continue;
+    const int32_t window = call.window_slots != nullptr ? call.window_slots[i] : slot;
+    if (slot < 0 || window < 0 || call.status[i] != LEAPQUANT_OK) continue;
     auto* target = reinterpret_cast<uint4*>(call.windows + window * call.window_stride);
     for (int64_t p = worker; p < window_bytes / 16; p += workers) {
       target[p] = make_uint4(0, 0, 0, 0);
@@ -82,6 +119,9 @@ cudaError_t find_kernels() {
 }
 
 cudaError_t copy_general(const Call& call, const CopySlots& slots, cudaStream_t stream) {
+  const auto rows = static_cast<unsigned>(call.batch);
+  check_copies_kernel<<<rows, kBlockThreads, 0, stream>>>(call, slots);
+  if (const cudaError_t error = cudaGetLastError()) return error;
   copy_kernel<<<grid_for(call.batch), kBlockThreads, 0, stream>>>(call, slots);
   return cudaGetLastError();
 }

@@ -222,9 +222,12 @@ class Call {
     }
     return LEAPQUANT_OK;
   }
-  Status prepare() {
+  Status prepare(int32_t batch) {
     Sentence sentence;
-    const size_t scratch = device_.workspace_per_worker(layout_);
+    const auto rounded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+    const size_t scratch =
+        rounded(device_.workspace_per_worker(layout_)) +
+        rounded(device_.workspace_per_sequence(layout_)) * static_cast<size_t>(batch);
     Status s = workspace_->grow(*device_.memory, scratch + 64, &sentence);
     if (s == LEAPQUANT_OK) s = staging_.reserve(buffer_, &sentence);
     if (s != LEAPQUANT_OK) std::fprintf(stderr, "mirrored call: %s\n", sentence.text);
@@ -314,7 +317,7 @@ struct Mirror {
     const auto sequences = call.add_sequences(args);
     const int counts = call.add_ints(args.num_tokens, args.batch);
     const auto inputs = call.add_inputs(args.inputs, args.output, args.batch, args.tokens);
-    if (Status s = call.prepare()) return s;
+    if (Status s = call.prepare(args.batch)) return s;
     auto there = call.place_sequences(sequences, args);
     there.num_tokens = call.at<int32_t>(counts);
     call.place_inputs(inputs, &there.inputs, &there.output);
@@ -335,7 +338,7 @@ struct Mirror {
                        static_cast<size_t>(args.num_checkpoints) * sizeof(leapquant_checkpoint));
     const auto inputs =
         call.add_inputs(args.inputs, args.output, 1, args.token_offsets[args.batch]);
-    if (Status s = call.prepare()) return s;
+    if (Status s = call.prepare(args.batch)) return s;
     auto there = call.place_sequences(sequences, args);
     there.token_offsets = call.at<int32_t>(offsets);
     there.checkpoints = call.at<leapquant_checkpoint>(checkpoints);
@@ -350,7 +353,7 @@ struct Mirror {
     Call call(*device, layout, pool, &buffer, &workspace);
     const auto sequences = call.add_sequences(args);
     const int destinations = call.add_ints(args.destination_slots, args.batch);
-    if (Status s = call.prepare()) return s;
+    if (Status s = call.prepare(args.batch)) return s;
     auto there = call.place_sequences(sequences, args);
     there.destination_slots = call.at<int32_t>(destinations);
     return call.run([&](const leapquant_pool& p, const leapquant_launch& l) {
@@ -369,7 +372,7 @@ struct Mirror {
         args.sequence_stride_bytes != 0 ? args.sequence_stride_bytes : head * s.num_v_heads;
     const int64_t bytes = (args.batch - 1) * sequence + (s.num_v_heads - 1) * head + matrix;
     const int matrices = call.add(args.matrices, static_cast<size_t>(bytes), !importing);
-    if (Status status_of_memory = call.prepare()) return status_of_memory;
+    if (Status status_of_memory = call.prepare(args.batch)) return status_of_memory;
     auto there = call.place_sequences(sequences, args);
     there.matrices = call.at<void>(matrices);
     return call.run([&](const leapquant_pool& p, const leapquant_launch& l) {
@@ -393,7 +396,7 @@ struct Mirror {
     const int arrays[] = {call.add_ints(source_states, batch), call.add_ints(source_windows, batch),
                           call.add_ints(destination_states, batch),
                           call.add_ints(destination_windows, batch)};
-    if (Status s = call.prepare()) return s;
+    if (Status s = call.prepare(batch)) return s;
     return call.run([&](const leapquant_pool& p, const leapquant_launch& l) {
       return device->copy(layout, p, batch, call.at<int32_t>(arrays[0]),
                           call.at<int32_t>(arrays[1]), call.at<int32_t>(arrays[2]),
@@ -407,7 +410,7 @@ struct Mirror {
     Call call(*device, layout, pool, &buffer, &workspace);
     const int arrays[] = {call.add_ints(states, batch), call.add_ints(windows, batch),
                           call.add_ints(positions, batch)};
-    if (Status s = call.prepare()) return s;
+    if (Status s = call.prepare(batch)) return s;
     return call.run([&](const leapquant_pool& p, const leapquant_launch& l) {
       return device->reset(layout, p, batch, call.at<int32_t>(arrays[0]),
                            call.at<int32_t>(arrays[1]), call.at<int32_t>(arrays[2]), l);
