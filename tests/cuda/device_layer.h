@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One layer on the device through the C API: pool, workspace and the arrays of calls in device
-// memory. Tensors are packed FP32.
+// memory. Tensors are packed FP32, or q, k and v one behind the other in BF16 rows, as models have
+// them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "backend/registry.h"
+#include "capi/layout_handle.h"
 #include "conformance/tokens.h"
+#include "core/numeric.h"
 #include "leapquant/leapquant.h"
 
 namespace leapquant::cuda_test {
@@ -73,6 +77,15 @@ class LayoutHandle {
     require(leapquant_bytes_per_slot(layout_, &sizes_));
   }
   ~LayoutHandle() { leapquant_layout_destroy(layout_); }
+  // From now on this built-in backend serves the layout, not the first that accepts it.
+  void serve_with(const std::string& backend) {
+    size_t count = 0;
+    const Backend* const* tables = built_in_backends(&count);
+    for (size_t i = 0; i < count; ++i) {
+      if (backend == tables[i]->name) layout_->backend = tables[i];
+    }
+    ASSERT_EQ(backend, layout_->backend->name);
+  }
   LayoutHandle(const LayoutHandle&) = delete;
   LayoutHandle& operator=(const LayoutHandle&) = delete;
   const leapquant_layout* get() const { return layout_; }
@@ -92,10 +105,13 @@ struct Row {
 
 class DeviceLayer {
  public:
-  // state_gap, window_gap: bytes between slots, multiples of 16.
+  // state_gap, window_gap: bytes between slots, multiples of 16. backend: a name, or the first that
+  // accepts.
   DeviceLayer(const leapquant_shape& shape, const std::string& format, int32_t num_slots,
-              int32_t max_batch, int64_t state_gap = 0, int64_t window_gap = 0)
+              int32_t max_batch, int64_t state_gap = 0, int64_t window_gap = 0,
+              const std::string& backend = "")
       : shape_(shape), layout_(shape, format, LEAPQUANT_CUDA), num_slots_(num_slots) {
+    if (!backend.empty()) layout_.serve_with(backend);
     state_stride_ = layout_.sizes().state_bytes + state_gap;
     window_stride_ = layout_.sizes().window_bytes + window_gap;
     const auto slots = static_cast<size_t>(num_slots);
@@ -113,6 +129,8 @@ class DeviceLayer {
 
   const LayoutHandle& layout() const { return layout_; }
   const leapquant_shape& shape() const { return shape_; }
+  // Activations from the next put_rows on are BF16, a row [q | k | v] a token; outputs are BF16.
+  void use_bf16_rows() { bf16_ = true; }
   int64_t state_stride() const { return state_stride_; }
   size_t token_size() const {
     return static_cast<size_t>(shape_.num_v_heads) * static_cast<size_t>(shape_.head_v_dim);
@@ -161,19 +179,25 @@ class DeviceLayer {
     positions_.put(positions);
     counts_.put(counts);
     output_.resize(packed.v.size() / static_cast<size_t>(shape_.sub_steps));
-    q_.put(packed.q);
-    k_.put(packed.k);
-    v_.put(packed.v);
+    if (bf16_) {
+      q_k_v_.put(bf16_rows(packed));
+    } else {
+      q_.put(packed.q);
+      k_.put(packed.k);
+      v_.put(packed.v);
+    }
     if (!packed.log_decay.empty()) log_decay_.put(packed.log_decay);
     if (!packed.beta.empty()) beta_.put(packed.beta);
   }
   // The call on what was put. Outputs [batch, tokens, HV, V] stay on the device.
   leapquant_status decode_call(int32_t batch, int32_t tokens, cudaStream_t stream = nullptr,
-                               int32_t check = LEAPQUANT_CHECK_DEFAULT) {
+                               int32_t check = LEAPQUANT_CHECK_DEFAULT,
+                               const int32_t* windows = nullptr) {
     leapquant_decode_args args = LEAPQUANT_INIT(leapquant_decode_args);
     args.batch = batch;
     args.tokens = tokens;
     args.state_slots = slots_.data();
+    args.window_slots = windows;
     args.positions = positions_.data();
     args.num_tokens = counts_.data();
     args.inputs.q.data = q_.data();
@@ -182,7 +206,8 @@ class DeviceLayer {
     args.inputs.log_decay.data = log_decay_.data();
     args.inputs.beta.data = beta_.data();
     args.output.data = output_.data();
-    args.output.type = LEAPQUANT_FP32;
+    args.output.type = bf16_ ? LEAPQUANT_BF16 : LEAPQUANT_FP32;
+    if (bf16_) view_bf16_rows(tokens, &args.inputs);
     args.status = status_.data();
     const leapquant_pool p = pool();
     const leapquant_launch l = launch(stream, check);
@@ -194,7 +219,14 @@ class DeviceLayer {
     require(decode_call(static_cast<int32_t>(rows.size()), tokens));
     return outputs(rows.size() * static_cast<size_t>(tokens));
   }
-  std::vector<float> outputs(size_t rows) const { return output_.get(0, rows * token_size()); }
+  std::vector<float> outputs(size_t rows) const {
+    std::vector<float> values = output_.get(0, rows * token_size());
+    if (!bf16_) return values;
+    std::vector<uint16_t> narrow(values.size());
+    std::memcpy(narrow.data(), values.data(), narrow.size() * sizeof(uint16_t));
+    for (size_t i = 0; i < narrow.size(); ++i) values[i] = bf16_to_float(narrow[i]);
+    return values;
+  }
   std::vector<int32_t> status(size_t batch) const { return status_.get(0, batch); }
 
   void fold(int32_t slot, int32_t position) {
@@ -259,8 +291,35 @@ class DeviceLayer {
   DeviceArray<int32_t>& positions() { return positions_; }
 
  private:
+  size_t key_row() const {
+    return static_cast<size_t>(shape_.num_k_heads) * static_cast<size_t>(shape_.head_k_dim);
+  }
+  std::vector<uint16_t> bf16_rows(const Tokens& packed) const {
+    std::vector<uint16_t> rows;
+    const auto add = [&rows](const std::vector<float>& from, size_t row, size_t width) {
+      for (size_t i = 0; i < width; ++i) rows.push_back(float_to_bf16(from[row * width + i]));
+    };
+    for (size_t row = 0; row < packed.q.size() / key_row(); ++row) {
+      add(packed.q, row, key_row());
+      add(packed.k, row, key_row());
+      add(packed.v, row, token_size());
+    }
+    return rows;
+  }
+  void view_bf16_rows(int32_t tokens, leapquant_inputs* inputs) const {
+    const auto row = static_cast<int64_t>((2 * key_row() + token_size()) * sizeof(uint16_t));
+    leapquant_tensor* const views[] = {&inputs->q, &inputs->k, &inputs->v};
+    for (size_t i = 0; i < 3; ++i) {
+      views[i]->data = q_k_v_.data() + i * key_row();
+      views[i]->type = LEAPQUANT_BF16;
+      views[i]->token_stride_bytes = row;
+      views[i]->sequence_stride_bytes = tokens * row;
+    }
+  }
+
   leapquant_shape shape_;
   LayoutHandle layout_;
+  bool bf16_ = false;
   int32_t num_slots_;
   int64_t state_stride_ = 0;
   int64_t window_stride_ = 0;
@@ -268,6 +327,7 @@ class DeviceLayer {
   DeviceArray<int32_t> base_, slots_, positions_, counts_, status_;
   DeviceArray<leapquant_health> health_;
   DeviceArray<float> q_, k_, v_, log_decay_, beta_, output_, matrices_;
+  DeviceArray<uint16_t> q_k_v_;
 };
 
 // Token `index` of every sequence, packed one behind the other.
