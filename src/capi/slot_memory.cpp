@@ -20,16 +20,15 @@ Mapping::~Mapping() {
   }
 }
 
-bool Mapping::reserve(size_t bytes, const DeviceMemory* device) {
+bool Mapping::reserve(size_t bytes, const DeviceMemory* device, Sentence* why_not) {
   if (bytes == 0) return true;
   if (device != nullptr) {
-    Sentence ignored;
     void* memory = nullptr;
-    if (device->allocate(bytes, &memory, &ignored) != LEAPQUANT_OK) return false;
+    if (device->allocate(bytes, &memory, why_not) != LEAPQUANT_OK) return false;
     data_ = static_cast<std::byte*>(memory);
     bytes_ = bytes;
     device_ = device;
-    return device->clear(memory, bytes, &ignored) == LEAPQUANT_OK;
+    return device->clear(memory, bytes, why_not) == LEAPQUANT_OK;
   }
   void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

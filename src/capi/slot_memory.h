@@ -20,8 +20,9 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();
 
-  // False when the host, or the device unless it is null, refuses. bytes may be 0.
-  bool reserve(size_t bytes, const DeviceMemory* device);
+  // False when the host, or the device unless it is null, refuses; a device says why. bytes may be
+  // 0.
+  bool reserve(size_t bytes, const DeviceMemory* device, Sentence* why_not);
   std::byte* data() const { return data_; }
   // Gives the whole pages of a range back to the host; what they held is gone, the rest of the
   // range keeps its bytes.

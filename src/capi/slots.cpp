@@ -192,8 +192,17 @@ namespace {
 
 leapquant_status refuse_memory(int64_t bytes) {
   return fail(LEAPQUANT_OUT_OF_MEMORY,
-              "the host or the device refused memory for slots under a budget of %lld bytes",
+              "the host refused memory for slots under a budget of %lld bytes",
               static_cast<long long>(bytes));
+}
+
+// A device has no address space without memory: all of it is taken at creation.
+leapquant_status refuse_device_memory(int64_t budget, size_t bytes, const char* why) {
+  return fail(
+      LEAPQUANT_OUT_OF_MEMORY,
+      "slots under a budget of %lld bytes take %zu bytes of device memory at creation, with "
+      "a window for every sequence that fits: %s; give a smaller budget_bytes",
+      static_cast<long long>(budget), bytes, why);
 }
 
 // Sizes, then memory; *slots is complete on success.
@@ -227,13 +236,21 @@ leapquant_status fill(leapquant_slots* slots) {
   // Address space first: a budget that no host can serve is refused before anything is touched.
   const leapquant::DeviceMemory* device = slots->memory();
   slots->workspace_bytes = leapquant::capi::workspace_bytes(*slots->layout, 1, 1);
-  if (!slots->states.reserve(all_states * static_cast<size_t>(l.state_bytes), device) ||
-      !slots->windows.reserve(all_windows * static_cast<size_t>(l.window.bytes), device) ||
-      !slots->bases.reserve(all_heads * sizeof(int32_t), device) ||
-      !slots->health.reserve(all_heads * sizeof(leapquant_health), device) ||
-      !slots->workspace.reserve(slots->workspace_bytes, device) ||
-      !slots->arguments.reserve(device != nullptr ? 3 * sizeof(int32_t) : 0, device)) {
-    return refuse_memory(slots->budget);
+  const size_t state_bytes = all_states * static_cast<size_t>(l.state_bytes);
+  const size_t window_bytes = all_windows * static_cast<size_t>(l.window.bytes);
+  const size_t base_bytes = all_heads * sizeof(int32_t);
+  const size_t health_bytes = all_heads * sizeof(leapquant_health);
+  leapquant::Sentence why;
+  if (!slots->states.reserve(state_bytes, device, &why) ||
+      !slots->windows.reserve(window_bytes, device, &why) ||
+      !slots->bases.reserve(base_bytes, device, &why) ||
+      !slots->health.reserve(health_bytes, device, &why) ||
+      !slots->workspace.reserve(slots->workspace_bytes, device, &why) ||
+      !slots->arguments.reserve(device != nullptr ? 3 * sizeof(int32_t) : 0, device, &why)) {
+    const size_t all =
+        state_bytes + window_bytes + base_bytes + health_bytes + slots->workspace_bytes;
+    return device == nullptr ? refuse_memory(slots->budget)
+                             : refuse_device_memory(slots->budget, all, why.text);
   }
   slots->entries.reset(new (std::nothrow) Entry[static_cast<size_t>(num_states)]);
   slots->window_next.reset(new (std::nothrow) int32_t[static_cast<size_t>(num_windows) + 1]);

@@ -33,12 +33,56 @@ cudaStream_t stream_of(const leapquant_launch& launch) {
   return static_cast<cudaStream_t>(launch.stream);
 }
 
-// The current device at the first question: its name or what keeps it from serving.
+// The current device at the first question: its name or what keeps it from serving, and what helps.
 struct Device {
   char name[48] = "no device";
-  char refusal[160] = {0};
+  char refusal[256] = {0};
   int major = 0;
   int minor = 0;
+
+  void refuse(cudaError_t error) {
+    constexpr int kNeeded = CUDART_VERSION;
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    if (driver == 0) {
+      std::snprintf(refusal, sizeof(refusal),
+                    "no CUDA device can be used: there is no NVIDIA driver; install one for CUDA "
+                    "%d.%d or later",
+                    kNeeded / 1000, kNeeded % 1000 / 10);
+    } else if (error == cudaErrorInsufficientDriver) {
+      std::snprintf(refusal, sizeof(refusal),
+                    "no CUDA device can be used: the NVIDIA driver is for CUDA %d.%d, but the "
+                    "library needs %d.%d; update the driver",
+                    driver / 1000, driver % 1000 / 10, kNeeded / 1000, kNeeded % 1000 / 10);
+    } else if (error == cudaErrorNoDevice || error == cudaErrorInvalidDevice) {
+      std::snprintf(refusal, sizeof(refusal),
+                    "no CUDA device can be used: the NVIDIA driver shows none to this process; see "
+                    "nvidia-smi and CUDA_VISIBLE_DEVICES");
+    } else {
+      std::snprintf(refusal, sizeof(refusal), "no CUDA device can be used: %s",
+                    cudaGetErrorString(error));
+    }
+    cudaGetLastError();  // the error is told; it must not come up again
+  }
+
+  // The library has no code for this device.
+  void refuse_architecture(cudaError_t error) {
+    char built[64] = {0};
+    int used = 0;
+    for (const int architecture : {__CUDA_ARCH_LIST__}) {
+      const auto room = sizeof(built) - static_cast<size_t>(used);
+      const int added = std::snprintf(built + used, room, "%s%d.%d", used > 0 ? ", " : "",
+                                      architecture / 100, architecture % 100 / 10);
+      if (added < 0 || static_cast<size_t>(added) >= room) break;
+      used += added;
+    }
+    std::snprintf(
+        refusal, sizeof(refusal),
+        "%s has compute capability %d.%d, but the library was built for %s; build it with "
+        "LEAPQUANT_CUDA_ARCHITECTURES=%d%d (%s)",
+        name, major, minor, built, major, minor, cudaGetErrorString(error));
+    cudaGetLastError();
+  }
 
   Device() {
     int index = 0;
@@ -48,21 +92,14 @@ struct Device {
     if (error == cudaSuccess) error = cudaGetDevice(&index);
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, index);
     if (error != cudaSuccess) {
-      std::snprintf(refusal, sizeof(refusal), "no CUDA device can be used: %s",
-                    cudaGetErrorString(error));
-      cudaGetLastError();  // the error is told; it must not come up again
+      refuse(error);
       return;
     }
     std::snprintf(name, sizeof(name), "%.*s", static_cast<int>(sizeof(name)) - 1, properties.name);
     major = properties.major;
     minor = properties.minor;
     error = find_kernels();
-    if (error != cudaSuccess) {
-      std::snprintf(refusal, sizeof(refusal),
-                    "the library was built without code for %s (compute capability %d.%d): %s",
-                    name, major, minor, cudaGetErrorString(error));
-      cudaGetLastError();
-    }
+    if (error != cudaSuccess) refuse_architecture(error);
   }
 };
 

@@ -14,12 +14,22 @@
 namespace leapquant::cuda {
 namespace {
 
+// What the device has free of what it has, in bytes.
+Status refused(size_t bytes, Sentence* sentence) {
+  size_t available = 0;
+  size_t total = 0;
+  cudaGetLastError();  // told here; it must not come up again
+  cudaMemGetInfo(&available, &total);
+  return sentence->say(LEAPQUANT_OUT_OF_MEMORY,
+                       "the device refused %zu bytes: %zu of its %zu are free", bytes, available,
+                       total);
+}
+
 Status told(cudaError_t error, const char* what, size_t bytes, Sentence* sentence) {
   if (error == cudaSuccess) return LEAPQUANT_OK;
-  const Status status =
-      error == cudaErrorMemoryAllocation ? LEAPQUANT_OUT_OF_MEMORY : LEAPQUANT_DEVICE_UNAVAILABLE;
-  return sentence->say(status, "the device could not %s %zu bytes: %s", what, bytes,
-                       cudaGetErrorString(error));
+  if (error == cudaErrorMemoryAllocation) return refused(bytes, sentence);
+  return sentence->say(LEAPQUANT_DEVICE_UNAVAILABLE, "the device could not %s %zu bytes: %s", what,
+                       bytes, cudaGetErrorString(error));
 }
 
 Status read(void* host, const void* device, size_t bytes, Sentence* sentence) {
