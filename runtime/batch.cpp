@@ -66,10 +66,14 @@ class Batch::Parts {
   std::int64_t kv_bytes(std::int64_t tokens) const;
   void check_feeds(std::span<const Feed> feeds, std::int64_t most) const;
   void check_layer(std::int32_t linear_layer) const;
-  // Runs one pass and moves positions. tokens: of all rows. wanted: rows whose logits are stored in
-  // logits, [wanted, vocab_size].
+  // Runs one pass and moves positions. tokens: of all rows. wanted: rows of which results are
+  // stored.
   void run(const Pass& pass, std::span<const TokenId> tokens, std::span<const std::int64_t> wanted,
-           float* logits);
+           const RowResults& results);
+  // Of Batch's functions of these names; results of all tokens, or of each feed's last one. wanted:
+  // whether there are any.
+  void decode(std::span<const Feed> feeds, bool wanted, const RowResults& results);
+  void prefill(std::span<const Feed> feeds, bool wanted, const RowResults& results);
 };
 
 Batch::Parts::Parts(const Model& model, const StateFormat& format, const Threads& threads,
@@ -135,8 +139,8 @@ void Batch::Parts::check_layer(std::int32_t linear_layer) const {
 }
 
 void Batch::Parts::run(const Pass& pass, std::span<const TokenId> tokens,
-                       std::span<const std::int64_t> wanted, float* logits) {
-  engine_->run(pass, tokens, wanted, logits);
+                       std::span<const std::int64_t> wanted, const RowResults& results) {
+  engine_->run(pass, tokens, wanted, results);
   for (const Segment& segment : pass.segments) segment.sequence->position += segment.rows;
 }
 
@@ -207,10 +211,41 @@ std::int64_t Batch::position(SequenceId id) const { return parts_->at(id).positi
 const std::string& Batch::fault(SequenceId id) const { return parts_->at(id).fault; }
 void Batch::record(Recorder* recorder) { parts_->engine_->record(recorder); }
 
+namespace {
+
+std::size_t count_tokens(std::span<const Feed> feeds) {
+  std::size_t tokens = 0;
+  for (const Feed& feed : feeds) tokens += feed.tokens.size();
+  return tokens;
+}
+
+void require_results(std::size_t there, std::size_t needed, const char* what) {
+  if (there == 0 || there == needed) return;
+  throw Error(fmt::format("{} {} do not fit into {}.", needed, what, there));
+}
+
+}  // namespace
+
 void Batch::decode(std::span<const Feed> feeds, std::span<float> logits) {
+  require_results(logits.size(),
+                  count_tokens(feeds) * static_cast<std::size_t>(model().config().vocab_size),
+                  "logits");
+  parts_->decode(feeds, !logits.empty(), {logits.data(), nullptr});
+}
+
+void Batch::decode_picks(std::span<const Feed> feeds, std::span<Pick> picks) {
+  require_results(picks.size(), count_tokens(feeds), "picks");
+  parts_->decode(feeds, !picks.empty(), {nullptr, picks.data()});
+}
+
+bool Batch::prefers_picks() const { return parts_->engine_->prefers_picks(); }
+std::span<float> Batch::logits_buffer(std::size_t count) {
+  return parts_->engine_->logits_buffer(count);
+}
+
+void Batch::Parts::decode(std::span<const Feed> feeds, bool any_wanted, const RowResults& results) {
   if (feeds.empty()) return;
-  Parts& parts = *parts_;
-  parts.check_feeds(feeds, parts.options_.max_tokens_per_call);
+  check_feeds(feeds, options_.max_tokens_per_call);
   // Feeds of equal length must be neighbours: the library takes them as one call.
   std::vector<std::size_t> order(feeds.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -223,27 +258,21 @@ void Batch::decode(std::span<const Feed> feeds, std::span<float> logits) {
   for (const std::size_t index : order) {
     const Feed& feed = feeds[index];
     first_row[index] = static_cast<std::int64_t>(tokens.size());
-    segments.push_back({&parts.at(feed.sequence), first_row[index],
-                        static_cast<std::int64_t>(feed.tokens.size())});
+    segments.push_back(
+        {&at(feed.sequence), first_row[index], static_cast<std::int64_t>(feed.tokens.size())});
     tokens.insert(tokens.end(), feed.tokens.begin(), feed.tokens.end());
   }
   std::vector<std::int64_t> wanted;
-  if (!logits.empty()) {
-    for (std::size_t i = 0; i < feeds.size(); ++i) {
-      for (std::size_t t = 0; t < feeds[i].tokens.size(); ++t) {
-        wanted.push_back(first_row[i] + static_cast<std::int64_t>(t));
-      }
-    }
-    if (logits.size() != wanted.size() * static_cast<std::size_t>(model().config().vocab_size)) {
-      throw Error(fmt::format("Logits of {} tokens do not fit into {} values.", wanted.size(),
-                              logits.size()));
+  for (std::size_t i = 0; i < feeds.size() && any_wanted; ++i) {
+    for (std::size_t t = 0; t < feeds[i].tokens.size(); ++t) {
+      wanted.push_back(first_row[i] + static_cast<std::int64_t>(t));
     }
   }
   Pass pass;
   pass.kind = PassKind::kDecode;
   pass.segments = segments;
   pass.rows = static_cast<std::int64_t>(tokens.size());
-  parts.run(pass, tokens, wanted, logits.data());
+  run(pass, tokens, wanted, results);
 }
 
 std::int32_t Batch::exact_tokens(SequenceId id) const {
@@ -340,21 +369,29 @@ struct Remaining {
 }  // namespace
 
 void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
+  require_results(last_logits.size(),
+                  feeds.size() * static_cast<std::size_t>(model().config().vocab_size), "logits");
+  parts_->prefill(feeds, !last_logits.empty(), {last_logits.data(), nullptr});
+}
+
+void Batch::prefill_picks(std::span<const Feed> feeds, std::span<Pick> picks) {
+  require_results(picks.size(), feeds.size(), "picks");
+  parts_->prefill(feeds, !picks.empty(), {nullptr, picks.data()});
+}
+
+void Batch::Parts::prefill(std::span<const Feed> feeds, bool any_wanted,
+                           const RowResults& results) {
   if (feeds.empty()) return;
-  Parts& parts = *parts_;
-  parts.check_feeds(feeds, parts.model_.config().max_position_embeddings);
-  const auto vocab_size = static_cast<std::size_t>(model().config().vocab_size);
-  if (!last_logits.empty() && last_logits.size() != feeds.size() * vocab_size) {
-    throw Error(fmt::format("Logits of {} sequences do not fit into {} values.", feeds.size(),
-                            last_logits.size()));
-  }
-  const auto chunk = static_cast<std::size_t>(parts.options_.prefill_chunk);
+  check_feeds(feeds, model_.config().max_position_embeddings);
+  const auto vocab_size = static_cast<std::size_t>(model_.config().vocab_size);
+  const auto chunk = static_cast<std::size_t>(options_.prefill_chunk);
   std::vector<Remaining> queue;
   for (std::size_t i = 0; i < feeds.size(); ++i) {
-    queue.push_back({&parts.at(feeds[i].sequence), feeds[i].tokens, i,
-                     feeds[i].tokens.size() > chunk && parts.engine_->needs_carry()});
+    queue.push_back({&at(feeds[i].sequence), feeds[i].tokens, i,
+                     feeds[i].tokens.size() > chunk && engine_->needs_carry()});
   }
   std::vector<float> logits;
+  std::vector<Pick> picks;
   while (!queue.empty()) {
     // A pass takes the next chunk of as many prompts as fit into its rows, at least one. A prompt's
     // chunks are counted from its own start, so its values do not depend on the company.
@@ -364,8 +401,8 @@ void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
     for (Remaining& next : queue) {
       const std::size_t size = std::min(chunk, next.tokens.size());
       if (rows > 0 && rows + size > chunk) continue;
-      if (next.long_prompt && !parts.engine_->is_carried(*next.sequence) &&
-          !parts.engine_->begin_carry(*next.sequence)) {
+      if (next.long_prompt && !engine_->is_carried(*next.sequence) &&
+          !engine_->begin_carry(*next.sequence)) {
         continue;
       }
       (next.long_prompt ? carried : direct).push_back(&next);
@@ -382,7 +419,7 @@ void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
       const auto taken = next->tokens.first(size);
       tokens.insert(tokens.end(), taken.begin(), taken.end());
       next->tokens = next->tokens.subspan(size);
-      if (next->tokens.empty() && !last_logits.empty()) {
+      if (next->tokens.empty() && any_wanted) {
         wanted.push_back(static_cast<std::int64_t>(tokens.size()) - 1);
         wanted_feeds.push_back(next->feed);
       }
@@ -394,15 +431,27 @@ void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
     pass.segments = segments;
     pass.rows = static_cast<std::int64_t>(tokens.size());
     pass.num_direct = static_cast<std::int64_t>(direct.size());
-    logits.resize(wanted.size() * vocab_size);
-    parts.run(pass, tokens, wanted, logits.data());
+    // Results come in the order of the pass.
+    RowResults passed;
+    if (results.picks != nullptr) {
+      picks.resize(wanted.size());
+      passed.picks = picks.data();
+    } else {
+      logits.resize(wanted.size() * vocab_size);
+      passed.logits = logits.data();
+    }
+    run(pass, tokens, wanted, passed);
     for (std::size_t i = 0; i < wanted_feeds.size(); ++i) {
-      std::copy_n(logits.begin() + static_cast<std::ptrdiff_t>(i * vocab_size), vocab_size,
-                  last_logits.begin() + static_cast<std::ptrdiff_t>(wanted_feeds[i] * vocab_size));
+      if (results.picks != nullptr) {
+        results.picks[wanted_feeds[i]] = picks[i];
+      } else {
+        std::copy_n(passed.logits + i * vocab_size, vocab_size,
+                    results.logits + wanted_feeds[i] * vocab_size);
+      }
     }
     for (Remaining* next : carried) {
       if (!next->tokens.empty()) continue;
-      parts.engine_->end_carry(*next->sequence);
+      engine_->end_carry(*next->sequence);
     }
     std::erase_if(queue, [](const Remaining& next) { return next.tokens.empty(); });
   }
@@ -432,7 +481,7 @@ void Batch::prefill_with_all_logits(const Feed& feed, std::span<float> logits) {
     pass.segments = std::span(&segment, 1);
     pass.rows = segment.rows;
     pass.num_direct = carried ? 0 : 1;
-    parts.run(pass, tokens, wanted, logits.data() + first * vocab_size);
+    parts.run(pass, tokens, wanted, {logits.data() + first * vocab_size, nullptr});
   }
   if (carried) parts.engine_->end_carry(sequence);
 }

@@ -99,6 +99,8 @@ class Batch {
   // sequences sharing a pass. The recurrent state is rounded to its format once, after the last
   // token. last_logits [feeds, vocab_size] receives those of each feed's last token; may be empty.
   void prefill(std::span<const Feed> feeds, std::span<float> last_logits);
+  // The same with the picks of these logits, [feeds].
+  void prefill_picks(std::span<const Feed> feeds, std::span<Pick> picks);
   // The same for one sequence with the logits of all its tokens, [tokens, vocab_size].
   void prefill_with_all_logits(const Feed& feed, std::span<float> logits);
 
@@ -106,6 +108,12 @@ class Batch {
   // their format and folded at the boundaries. logits [all tokens, vocab_size], feeds in order; may
   // be empty. Teacher forcing is feeding known tokens.
   void decode(std::span<const Feed> feeds, std::span<float> logits);
+  // The same with the picks of these logits, [all tokens].
+  void decode_picks(std::span<const Feed> feeds, std::span<Pick> picks);
+  // Whether picks are cheaper to have than logits: on a device, whose logits then stay there.
+  bool prefers_picks() const;
+  // Memory for logits that decode and prefill fill fastest; valid until the next call.
+  std::span<float> logits_buffer(std::size_t count);
   // How many tokens the next decode call may take for this sequence so that no head has a boundary
   // inside the call: that many at once equal single calls bitwise. At least 1.
   std::int32_t exact_tokens(SequenceId sequence) const;

@@ -36,7 +36,12 @@ class CpuEngine final : public Engine {
     states_->end_carry(sequence.place, position_of(sequence));
   }
   void run(const Pass& pass, std::span<const TokenId> tokens, std::span<const std::int64_t> wanted,
-           float* logits) override;
+           const RowResults& results) override;
+  bool prefers_picks() const override { return false; }
+  std::span<float> logits_buffer(std::size_t count) override {
+    logits_.resize(std::max(count, logits_.size()));
+    return std::span(logits_).first(count);
+  }
   std::int32_t tokens_to_boundary(std::int32_t position, std::int32_t most) const override {
     return states_->tokens_to_boundary(position, most);
   }
@@ -85,6 +90,7 @@ class CpuEngine final : public Engine {
   std::int64_t kv_limit_ = 0;
   std::unique_ptr<RecurrentStates> states_;
   Scratch scratch_;
+  std::vector<float> logits_;
   Recorder* recorder_ = nullptr;
 };
 
@@ -118,7 +124,7 @@ void CpuEngine::close(Sequence& sequence) {
 }
 
 void CpuEngine::run(const Pass& given, std::span<const TokenId> tokens,
-                    std::span<const std::int64_t> wanted, float* logits) {
+                    std::span<const std::int64_t> wanted, const RowResults& results) {
   Pass pass = given;
   const std::int64_t rows = pass.rows;
   const std::int64_t hidden_size = model_.config().hidden_size;
@@ -158,7 +164,16 @@ void CpuEngine::run(const Pass& given, std::span<const TokenId> tokens,
     model_.final_norm().apply_row(hidden + wanted[static_cast<std::size_t>(i)] * hidden_size,
                                   selected + i * hidden_size);
   }
-  multiply(threads_, selected, count, model_.head(), logits);
+  if (results.picks == nullptr) {
+    multiply(threads_, selected, count, model_.head(), results.logits);
+    return;
+  }
+  const auto vocab_size = static_cast<std::size_t>(model_.config().vocab_size);
+  const std::span<float> logits = logits_buffer(wanted.size() * vocab_size);
+  multiply(threads_, selected, count, model_.head(), logits.data());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    results.picks[i] = pick_of(logits.subspan(i * vocab_size, vocab_size));
+  }
 }
 
 std::vector<float> CpuEngine::convolution(const Sequence& sequence, std::int32_t layer) const {

@@ -14,6 +14,7 @@
 
 #include "leapquant/leapquant.h"
 #include "runtime/kv_cache.h"
+#include "runtime/sampler.h"
 #include "runtime/sequence.h"
 #include "runtime/state_options.h"
 #include "runtime/tokenizer.h"
@@ -22,6 +23,12 @@ namespace leapquant::runtime {
 
 class Model;
 struct BatchOptions;
+
+// Where a pass leaves what its wanted rows gave; at most one is not null.
+struct RowResults {
+  float* logits = nullptr;  // [wanted, vocab_size]
+  Pick* picks = nullptr;    // [wanted]
+};
 
 class Engine {
  public:
@@ -43,10 +50,14 @@ class Engine {
   virtual bool begin_carry(Sequence& sequence) = 0;
   virtual void end_carry(Sequence& sequence) = 0;
 
-  // Runs a pass; positions are those before it. tokens: of all rows. wanted: rows whose logits are
-  // stored in logits, [wanted, vocab_size]. Faults of single sequences are noted in them.
+  // Runs a pass; positions are those before it. tokens: of all rows. wanted: rows of which results
+  // are stored. Faults of single sequences are noted in them.
   virtual void run(const Pass& pass, std::span<const TokenId> tokens,
-                   std::span<const std::int64_t> wanted, float* logits) = 0;
+                   std::span<const std::int64_t> wanted, const RowResults& results) = 0;
+  // Whether picks are cheaper to have than logits.
+  virtual bool prefers_picks() const = 0;
+  // Memory for logits that run() fills fastest, at least so many; valid until the next call.
+  virtual std::span<float> logits_buffer(std::size_t count) = 0;
   // Tokens from position on until the next boundary of any head, at least 1, at most `most`.
   virtual std::int32_t tokens_to_boundary(std::int32_t position, std::int32_t most) const = 0;
   // Throws Error where this device cannot record.

@@ -52,7 +52,8 @@ class Loop {
         options_(options),
         events_(events),
         vocab_size_(batch.model().config().vocab_size),
-        completions_(prompts.size()) {}
+        completions_(prompts.size()),
+        picks_(batch.prefers_picks() && Sampler(options.sampling, 1).takes_picks()) {}
 
   void check() const;
   void run();
@@ -67,7 +68,13 @@ class Loop {
   bool admit(std::size_t index);
   void feed_new();
   void decode_step();
-  void sample(std::span<Active* const> rows, std::span<const float> logits);
+  // What a call gave for each row: its pick, or its logits.
+  void call(std::span<const Feed> feeds,
+            void (Batch::*picks)(std::span<const Feed>, std::span<Pick>),
+            void (Batch::*logits)(std::span<const Feed>, std::span<float>));
+  void decode(std::span<const Feed> feeds) { call(feeds, &Batch::decode_picks, &Batch::decode); }
+  void prefill(std::span<const Feed> feeds) { call(feeds, &Batch::prefill_picks, &Batch::prefill); }
+  void sample(std::span<Active* const> rows);
   void take_token(Active& active);
   void finish(Active& active, FinishReason reason);
   void finish_unplaced(std::size_t index, FinishReason reason);
@@ -82,7 +89,9 @@ class Loop {
   const std::int64_t vocab_size_;
   std::vector<Completion> completions_;
   std::vector<std::unique_ptr<Active>> active_;
-  std::vector<float> logits_;
+  const bool picks_;  // picks instead of logits
+  std::vector<Pick> row_picks_;
+  std::span<float> row_logits_;
   GenerateStatistics statistics_;
   std::size_t prompts_done_ = 0;
 };
@@ -194,25 +203,23 @@ void Loop::feed_new() {
       feeds.push_back({active->sequence, active->unfed});
       statistics_.prompt_tokens += static_cast<std::int64_t>(active->unfed.size());
     }
-    logits_.resize(feeds.size() * static_cast<std::size_t>(vocab_size_));
-    batch_.prefill(feeds, logits_);
+    prefill(feeds);
     statistics_.prefill_seconds += seconds_since(start);
     // Before sampling: that ends, and frees, completions.
     for (Active* active : fresh) active->unfed.clear();
-    sample(fresh, logits_);
+    sample(fresh);
   }
   for (Active* active : resumed) {
     const Clock::time_point start = Clock::now();
-    logits_.resize(static_cast<std::size_t>(vocab_size_));
     for (const TokenId& token : active->unfed) {
       const Feed feed{active->sequence, std::span(&token, 1)};
-      batch_.decode(std::span(&feed, 1), logits_);
+      decode(std::span(&feed, 1));
     }
     statistics_.decode_seconds += seconds_since(start);
     statistics_.decoded_tokens += static_cast<std::int64_t>(active->unfed.size());
     ++statistics_.decode_steps;
     active->unfed.clear();
-    sample(std::span(&active, 1), logits_);
+    sample(std::span(&active, 1));
   }
 }
 
@@ -225,15 +232,26 @@ void Loop::decode_step() {
     feeds.push_back({active->sequence, std::span(&active->next, 1)});
     rows.push_back(active.get());
   }
-  logits_.resize(feeds.size() * static_cast<std::size_t>(vocab_size_));
-  batch_.decode(feeds, logits_);
-  sample(rows, logits_);
+  decode(feeds);
+  sample(rows);
   statistics_.decode_seconds += seconds_since(start);
   statistics_.decoded_tokens += static_cast<std::int64_t>(feeds.size());
   ++statistics_.decode_steps;
 }
 
-void Loop::sample(std::span<Active* const> rows, std::span<const float> logits) {
+void Loop::call(std::span<const Feed> feeds,
+                void (Batch::*picks)(std::span<const Feed>, std::span<Pick>),
+                void (Batch::*logits)(std::span<const Feed>, std::span<float>)) {
+  if (picks_) {
+    row_picks_.resize(feeds.size());
+    (batch_.*picks)(feeds, row_picks_);
+    return;
+  }
+  row_logits_ = batch_.logits_buffer(feeds.size() * static_cast<std::size_t>(vocab_size_));
+  (batch_.*logits)(feeds, row_logits_);
+}
+
+void Loop::sample(std::span<Active* const> rows) {
   const auto vocab_size = static_cast<std::size_t>(vocab_size_);
   const std::int64_t grain = 16 * 1024 / vocab_size_ + 1;
   batch_.threads().run_rows(
@@ -243,7 +261,9 @@ void Loop::sample(std::span<Active* const> rows, std::span<const float> logits) 
           active.fault = batch_.fault(active.sequence);
           if (!active.fault.empty()) continue;
           try {
-            active.next = active.sampler.sample(logits.subspan(i * vocab_size, vocab_size));
+            active.next =
+                picks_ ? active.sampler.take(row_picks_[i])
+                       : active.sampler.sample(row_logits_.subspan(i * vocab_size, vocab_size));
           } catch (const std::exception& error) {
             active.fault = error.what();
           }

@@ -32,7 +32,30 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+[[noreturn]] void refuse_logit(std::size_t index, float logit) {
+  const std::string value = std::isnan(logit) ? "NaN" : logit > 0 ? "+inf" : "-inf";
+  throw Error("The logit of token " + std::to_string(index) + " is " + value +
+              "; the model's weights or state are damaged, or its numbers overflowed.");
+}
+
 }  // namespace
+
+Pick pick_of(std::span<const float> logits) {
+  Pick pick;
+  float largest = -std::numeric_limits<float>::infinity();
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const auto id = static_cast<TokenId>(i);
+    if (!std::isfinite(logits[i]) && pick.not_finite < 0) {
+      pick.not_finite = id;
+      pick.bad_logit = logits[i];
+    }
+    if (logits[i] > largest) {
+      pick.token = id;
+      largest = logits[i];
+    }
+  }
+  return pick;
+}
 
 void check_sampling_options(const SamplingOptions& options) {
   const auto& o = options;
@@ -92,14 +115,24 @@ TokenId Sampler::sample(std::span<const float> logits) {
                 std::to_string(vocab_size_) + " tokens.");
   }
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (std::isfinite(logits[i])) continue;
-    const std::string value = std::isnan(logits[i]) ? "NaN" : logits[i] > 0 ? "+inf" : "-inf";
-    throw Error("The logit of token " + std::to_string(i) + " is " + value +
-                "; the model's weights or state are damaged, or its numbers overflowed.");
+    if (!std::isfinite(logits[i])) refuse_logit(i, logits[i]);
   }
   const TokenId token = options_.temperature == 0 ? greedy(logits) : draw(logits);
   observe_generated(std::span(&token, 1));
   return token;
+}
+
+bool Sampler::takes_picks() const {
+  return options_.temperature == 0 && options_.repetition_penalty == 1 &&
+         options_.presence_penalty == 0;
+}
+
+TokenId Sampler::take(const Pick& pick) {
+  if (pick.not_finite >= 0) {
+    refuse_logit(static_cast<std::size_t>(pick.not_finite), pick.bad_logit);
+  }
+  observe_generated(std::span(&pick.token, 1));
+  return pick.token;
 }
 
 TokenId Sampler::greedy(std::span<const float> logits) const {

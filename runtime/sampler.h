@@ -26,6 +26,16 @@ struct SamplingOptions {
   std::uint64_t seed = 0;
 };
 
+// What greedy sampling takes from a row of logits: the largest, the lowest id where several are
+// equal; and the first logit that is not finite, if there is one. A device finds it without its
+// logits leaving it.
+struct Pick {
+  TokenId token = 0;
+  TokenId not_finite = -1;
+  float bad_logit = 0;  // that one
+};
+Pick pick_of(std::span<const float> logits);
+
 // Throws Error that names the option, its value and its range.
 void check_sampling_options(const SamplingOptions& options);
 
@@ -48,6 +58,10 @@ class Sampler {
   // Chooses a token and takes note of it. logits: [vocab_size], FP32. Throws Error that names the
   // position and value of the first logit that is not finite.
   TokenId sample(std::span<const float> logits);
+  // Whether the choice is a row's pick: greedy, without penalties.
+  bool takes_picks() const;
+  // As sample() of the logits that the pick is of.
+  TokenId take(const Pick& pick);
 
   // For sessions: how many uniform draws were made, and continuing after so many. Tokens generated
   // before go in through observe_generated.

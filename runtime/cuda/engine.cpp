@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/cuda/forward.h"
+#include "runtime/cuda/picks.h"
 #include "runtime/error.h"
 
 namespace leapquant::runtime::cuda {
@@ -71,7 +72,9 @@ class CudaEngine final : public Engine {
     forward_.states().end_carry(sequence.index, slot, position_of(sequence));
   }
   void run(const Pass& pass, std::span<const TokenId> tokens, std::span<const std::int64_t> wanted,
-           float* logits) override;
+           const RowResults& results) override;
+  bool prefers_picks() const override { return true; }
+  std::span<float> logits_buffer(std::size_t count) override;
   std::int32_t tokens_to_boundary(std::int32_t position, std::int32_t most) const override {
     return forward_.states().tokens_to_boundary(position, most);
   }
@@ -132,10 +135,12 @@ class CudaEngine final : public Engine {
   void fill_chunks(PassTables& tables, std::int32_t* next, std::int32_t segment,
                    std::int32_t tokens) const;
   void decode(const Pass& pass, std::span<const TokenId> tokens,
-              std::span<const std::int64_t> wanted, float* logits);
+              std::span<const std::int64_t> wanted, const RowResults& results);
   void prefill(const Pass& pass, std::span<const TokenId> tokens,
-               std::span<const std::int64_t> wanted, float* logits);
+               std::span<const std::int64_t> wanted, const RowResults& results);
   void copy_logits(std::int64_t first, std::int64_t rows, float* to) const;
+  // Of the first rows of the logits, to host_picks_ + at.
+  void queue_picks(std::int64_t rows, std::int64_t at);
   void finish(const Pass& pass, std::int32_t segments);
 
   const Model& model_;
@@ -148,6 +153,10 @@ class CudaEngine final : public Engine {
   PinnedMemory host_tables_;
   DeviceMemory device_tables_;
   PinnedMemory host_statuses_;
+  PinnedMemory host_logits_;  // made when asked for
+  std::size_t host_logits_floats_ = 0;
+  DeviceMemory device_picks_;
+  PinnedMemory host_picks_;
   std::vector<Graph> graphs_;       // by tokens of a pass, from 1
   std::vector<bool> graph_is_due_;  // the first pass of a shape runs unrecorded and loads kernels
 };
@@ -174,6 +183,10 @@ CudaEngine::CudaEngine(const Model& model, std::shared_ptr<const Weights> weight
       PinnedMemory(model.config().num_linear_layers() *
                    std::max<std::int64_t>(options.max_sequences, options.prefill_chunk) *
                    static_cast<std::int64_t>(sizeof(std::int32_t)));
+  constexpr auto kPick = static_cast<std::int64_t>(sizeof(Pick));
+  device_picks_ = DeviceMemory(forward_.most_picked() * kPick);
+  host_picks_ =
+      PinnedMemory(std::max<std::int64_t>(forward_.most_picked(), options.prefill_chunk) * kPick);
 }
 
 // ---- Memory of a sequence ----------------------------------------------------------------------
@@ -320,6 +333,23 @@ void CudaEngine::copy_logits(std::int64_t first, std::int64_t rows, float* to) c
         "copy logits");
 }
 
+std::span<float> CudaEngine::logits_buffer(std::size_t count) {
+  if (count > host_logits_floats_) {
+    host_logits_ = PinnedMemory(static_cast<std::int64_t>(count * sizeof(float)));
+    host_logits_floats_ = count;
+  }
+  return {host_logits_.as<float>(), count};
+}
+
+void CudaEngine::queue_picks(std::int64_t rows, std::int64_t at) {
+  pick_rows(stream_.get(), forward_.logits(), rows, model_.config().vocab_size,
+            device_picks_.as<Pick>());
+  check(cudaMemcpyAsync(host_picks_.as<Pick>() + at, device_picks_.data(),
+                        static_cast<std::size_t>(rows) * sizeof(Pick), cudaMemcpyDeviceToHost,
+                        stream_.get()),
+        "copy picks");
+}
+
 // The faults of the pass, after the device has finished it.
 void CudaEngine::finish(const Pass& pass, std::int32_t segments) {
   stream_.wait();
@@ -334,16 +364,16 @@ void CudaEngine::finish(const Pass& pass, std::int32_t segments) {
 }
 
 void CudaEngine::run(const Pass& pass, std::span<const TokenId> tokens,
-                     std::span<const std::int64_t> wanted, float* logits) {
+                     std::span<const std::int64_t> wanted, const RowResults& results) {
   if (pass.kind == PassKind::kDecode) {
-    decode(pass, tokens, wanted, logits);
+    decode(pass, tokens, wanted, results);
   } else {
-    prefill(pass, tokens, wanted, logits);
+    prefill(pass, tokens, wanted, results);
   }
 }
 
 void CudaEngine::decode(const Pass& pass, std::span<const TokenId> tokens,
-                        std::span<const std::int64_t> wanted, float* logits) {
+                        std::span<const std::int64_t> wanted, const RowResults& results) {
   std::int32_t most = 1;
   for (const Segment& segment : pass.segments) {
     most = std::max(most, static_cast<std::int32_t>(segment.rows));
@@ -391,6 +421,15 @@ void CudaEngine::decode(const Pass& pass, std::span<const TokenId> tokens,
     if (graphs_[shape].empty()) graphs_[shape] = Graph::record(stream_, launches);
     graphs_[shape].launch(stream_);
   }
+  if (results.picks != nullptr) {
+    queue_picks(size.rows, 0);
+    finish(pass, size.segments);
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      const std::int64_t row = device_rows[static_cast<std::size_t>(wanted[i])];
+      results.picks[i] = host_picks_.as<Pick>()[row];
+    }
+    return;
+  }
   // Rows that lie together on both sides are copied together.
   const std::int64_t vocab = model_.config().vocab_size;
   for (std::size_t i = 0; i < wanted.size();) {
@@ -401,14 +440,14 @@ void CudaEngine::decode(const Pass& pass, std::span<const TokenId> tokens,
       ++count;
     }
     copy_logits(first, static_cast<std::int64_t>(count),
-                logits + static_cast<std::int64_t>(i) * vocab);
+                results.logits + static_cast<std::int64_t>(i) * vocab);
     i += count;
   }
   finish(pass, size.segments);
 }
 
 void CudaEngine::prefill(const Pass& pass, std::span<const TokenId> tokens,
-                         std::span<const std::int64_t> wanted, float* logits) {
+                         std::span<const std::int64_t> wanted, const RowResults& results) {
   PassSize size;
   size.segments = static_cast<std::int32_t>(pass.segments.size());
   size.rows = static_cast<std::int32_t>(pass.rows);
@@ -454,9 +493,14 @@ void CudaEngine::prefill(const Pass& pass, std::span<const TokenId> tokens,
   for (std::int64_t first = 0; first < size.picked; first += forward_.most_picked()) {
     const std::int64_t count = std::min<std::int64_t>(forward_.most_picked(), size.picked - first);
     forward_.head(on_device.picked + first, count);
-    copy_logits(0, count, logits + first * vocab);
+    if (results.picks != nullptr) {
+      queue_picks(count, first);
+    } else {
+      copy_logits(0, count, results.logits + first * vocab);
+    }
   }
   finish(pass, size.segments);
+  if (results.picks != nullptr) std::copy_n(host_picks_.as<Pick>(), wanted.size(), results.picks);
 }
 
 }  // namespace

@@ -12,6 +12,9 @@
 
 namespace leapquant::runtime::cuda {
 
+// Whether the current device has code of this program: the error of asking for it.
+cudaError_t find_kernels();
+
 // hidden [rows, size]: rows of the table [.., size] by token.
 void look_up(cudaStream_t stream, const void* table, Element element, const std::int32_t* tokens,
              std::int64_t rows, std::int64_t size, float* hidden);

@@ -107,6 +107,43 @@ TEST_F(BatchTest, NeitherCompanyNorThreadsTouchASequence) {
   }
 }
 
+TEST_F(BatchTest, PicksAreThoseOfTheLogits) {
+  const Threads threads(1);
+  BatchOptions options;
+  options.max_sequences = 6;
+  options.max_tokens_per_call = 3;
+  Batch batch(model, format_of(model, "int8"), threads, options);
+  const std::vector<TokenId> tokens = random_tokens(60, 9);
+  std::vector<SequenceId> ids;
+  for (int i = 0; i < 6; ++i) ids.push_back(*batch.open(60));
+  // The first three by logits, the same tokens by picks in the others; lengths differ.
+  const auto feeds = [&](std::size_t first, std::size_t at,
+                         const std::vector<std::size_t>& counts) {
+    std::vector<Feed> all;
+    for (std::size_t i = 0; i < 3; ++i) {
+      all.push_back({ids[first + i], std::span(tokens).subspan(at + i, counts[i])});
+    }
+    return all;
+  };
+  const auto expect_picks = [](std::span<const float> logits, std::span<const Pick> picks) {
+    for (std::size_t i = 0; i < picks.size(); ++i) {
+      EXPECT_EQ(picks[i].token, pick_of(logits.subspan(i * kVocab, kVocab)).token) << i;
+      EXPECT_EQ(picks[i].not_finite, -1) << i;
+    }
+  };
+  std::vector<float> logits(3 * kVocab);
+  std::vector<Pick> picks(3);
+  batch.prefill(feeds(0, 0, {20, 1, 9}), logits);
+  batch.prefill_picks(feeds(3, 0, {20, 1, 9}), picks);
+  expect_picks(logits, picks);
+  logits.resize(6 * kVocab);
+  picks.resize(6);
+  batch.decode(feeds(0, 30, {3, 1, 2}), logits);
+  batch.decode_picks(feeds(3, 30, {3, 1, 2}), picks);
+  expect_picks(logits, picks);
+  EXPECT_ERROR(batch.decode_picks(feeds(3, 40, {1, 1, 1}), picks), "3 picks");
+}
+
 TEST_F(BatchTest, SeveralTokensPerCallEqualSingleOnesUpToTheNextBoundary) {
   for (const std::string state :
        {"fp32", "int8", "int6+", "int8:step", "int4:window=6:stagger=1"}) {

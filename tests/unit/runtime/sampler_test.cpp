@@ -69,6 +69,29 @@ TEST(Sampler, GreedyTakesTheLargestAndTheLowestOfEquals) {
   EXPECT_EQ(sampler.draws(), 0u);
 }
 
+TEST(Sampler, APickIsTheGreedyChoice) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const std::vector<float>& logits : {std::vector<float>{1, 3, 3, 2},
+                                           {-5, -5, -5, -5},
+                                           {-0.0f, 0.0f, -1, -2},
+                                           {-9, -8, -7, -6}}) {
+    Sampler sampler({}, 4);
+    EXPECT_TRUE(sampler.takes_picks());
+    EXPECT_EQ(sampler.take(pick_of(logits)), sampler.sample(logits));
+  }
+  for (const float bad : {kNan, kInfinity, -kInfinity}) {
+    const std::vector<float> logits{1, 9, bad, kNan};
+    Sampler sampler({}, 4);
+    const std::string sampled = sentence_of([&] { sampler.sample(logits); });
+    EXPECT_EQ(sentence_of([&] { sampler.take(pick_of(logits)); }), sampled);
+    EXPECT_THAT(sampled, testing::HasSubstr("token 2"));
+  }
+  EXPECT_FALSE(Sampler({.temperature = 0.5}, 4).takes_picks());
+  EXPECT_FALSE(Sampler({.repetition_penalty = 1.1}, 4).takes_picks());
+  EXPECT_FALSE(Sampler({.presence_penalty = 0.1}, 4).takes_picks());
+}
+
 TEST(Sampler, FrequenciesAreTheProbabilities) {
   // Five standard deviations of a binomial count: 5 sqrt(n p (1 - p)) < 5 sqrt(n / 4) = 354.
   const std::vector<double> p{0.1, 0.5, 0.15, 0.25};
