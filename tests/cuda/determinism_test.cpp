@@ -242,6 +242,33 @@ TEST(Determinism, OtherStates) {
   expect_independence({kda(2), "fp32:step", 2, false}, kAll);
 }
 
+// As many heads a block as a server has, few steps: what the sanitizers run (sanitize.sh). All rows
+// play one stream, over a boundary.
+TEST(Determinism, ManyHeadsAFewSteps) {
+  constexpr int32_t kRows = 64;
+  for (const char* format : {"int8", "int4+:stagger=1"}) {
+    DeviceLayer layer(gdn(16, 32), format, kRows, kRows);
+    layer.use_bf16_rows();
+    std::vector<int32_t> slots(kRows);
+    std::iota(slots.begin(), slots.end(), 0);
+    layer.reset(slots, 14);
+    const Tokens tokens = conformance::random_tokens(gdn(16, 32), 4, 8499);
+    for (int32_t t = 0; t < 4; ++t) {
+      std::vector<Row> rows;
+      for (const int32_t slot : slots) rows.push_back({slot, 14 + t, 1});
+      const std::vector<float> o = layer.decode(
+          rows,
+          tokens_at(std::vector<const Tokens*>(kRows, &tokens), std::vector<int32_t>(kRows, t)));
+      for (size_t i = layer.token_size(); i < o.size(); ++i) {
+        ASSERT_EQ(o[i], o[i % layer.token_size()]) << format << ", token " << t << ", " << i;
+      }
+    }
+    for (const int32_t slot : slots) {
+      ASSERT_TRUE(layer.slot_bytes(slot) == layer.slot_bytes(0)) << format << ", " << slot;
+    }
+  }
+}
+
 // A layer of 32 heads at the sizes of a server, on the backend that serves it there: batch 64 and
 // 512 against sequences alone.
 TEST(Determinism, LargeBatchesOfALayer) {

@@ -69,7 +69,7 @@ TEST(Door, FaultsStayWithTheirSequence) {
 
 // One slot twice: the second row is refused.
 TEST(Door, RepeatedSlotsAreFound) {
-  const leapquant_shape shape = shape_of(64);
+  const leapquant_shape shape = shape_of(64);  // of all backends: Faults.DecodeSaysWhichRows
   const Tokens tokens = conformance::random_tokens(shape, 2, 7402);
   DeviceLayer layer(shape, "int8", 2, 3);
   layer.reset({0, 1});
@@ -83,6 +83,21 @@ TEST(Door, NamesTheBackend) {
   const LayoutHandle general(shape_of(64), "int8", LEAPQUANT_CUDA);
   EXPECT_EQ(std::string(leapquant_layout_backend(general.get())).find("cuda/"), 0u)
       << leapquant_layout_backend(general.get());
+}
+
+// All memory of slots on a device is taken at creation: a budget that it does not have is refused
+// with what it would take and what is free, and leaves no error behind.
+TEST(Door, SlotsSayWhatTheyTake) {
+  const LayoutHandle layout(shape_of(64), "int8", LEAPQUANT_CUDA);
+  leapquant_slots* slots = nullptr;
+  EXPECT_EQ(leapquant_slots_create(layout.get(), 2, int64_t{1} << 45, &slots),
+            LEAPQUANT_OUT_OF_MEMORY);
+  const std::string said = leapquant_last_error();
+  for (const char* part : {"35184372088832", "at creation", "the device refused", "are free",
+                           "smaller budget_bytes"}) {
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+  }
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 // The allocator on the device: a budget of three sequences, eviction of checkpoints, cleared slots.

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs compute-sanitizer over a selection of the device's tests that takes about a minute: memcheck,
+# racecheck and synccheck over decodes, folds, prefills, transfers and faults, on the special kernels
+# and the general ones. Not part of ./test; docs/TESTING.md says when.
+set -uo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: tests/cuda/sanitize.sh [folder] [tool...]
+
+  folder  where the programs of tests/cuda lie; default: build/tests/cuda
+  tool    memcheck, racecheck, synccheck; default: all three
+Exit status: 0 when every program is clean under every tool.
+USAGE
+}
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
+
+folder="${1:-build/tests/cuda}"
+if (($# > 0)); then shift; fi
+tools=("$@")
+if ((${#tools[@]} == 0)); then tools=(memcheck racecheck synccheck); fi
+sanitizer="$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)"
+limit="${LEAPQUANT_SANITIZE_SECONDS:-55}"  # of one program under one tool
+
+# Program and tests. Every kernel of the library is in one of them.
+selection=(
+  "cuda_determinism_test Determinism.ManyHeadsAFewSteps"
+  "cuda_edge_heads_test *ChannelsThatVanish*"
+  "cuda_sequences_128_test *GatesBelong*:*RowsChangePlaces*"
+  "cuda_ranges_128_test *NormalisationAdds*:*GrowthIsFlagged*"
+  "cuda_faults_test *"
+  "cuda_prefill_test *Checkpoints*"
+)
+
+logs="$(mktemp -d)"
+trap 'rm -rf "$logs"' EXIT
+run_one() {
+  local tool="$1" program="$2" filter="$3"
+  local log="$logs/$tool.$program"
+  timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$folder/$program" \
+    --gtest_filter="$filter" >"$log" 2>&1
+  echo $? >"$log.rc"
+}
+# Side by side: the tools keep the host busy, not the device.
+for tool in "${tools[@]}"; do
+  for line in "${selection[@]}"; do
+    run_one "$tool" "${line%% *}" "${line#* }" &
+  done
+done
+wait
+
+broken=0
+for tool in "${tools[@]}"; do
+  for line in "${selection[@]}"; do
+    program="${line%% *}"
+    log="$logs/$tool.$program"
+    rc="$(cat "$log.rc")"
+    summary="$(grep -oE '(ERROR|RACECHECK) SUMMARY: .*' "$log" | tail -1)"
+    printf '%-10s %-26s exit %3s  %s\n' "$tool" "$program" "$rc" "${summary:-no summary}"
+    if [[ "$rc" != 0 ]]; then
+      broken=$((broken + 1))
+      grep -E '=========|FAILED|Failure' "$log" | head -30
+    fi
+  done
+done
+exit $((broken > 0))
