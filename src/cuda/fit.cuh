@@ -205,6 +205,7 @@ __device__ __noinline__ inline uint32_t encode_vectors(const Block& block, const
       largest = fmaxf(largest, fabsf(vector[i]));
     }
     largest = max_of_warp(largest);
+    __syncwarp();  // below, lanes write what others have read
     const float steps = place.bits == 8 ? 127.0f : 8.0f;
     const uint16_t half =
         largest == 0.0f ? uint16_t{0} : to_fp16_up(__fdiv_rn(largest, steps), &saturated);

@@ -56,14 +56,16 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return norm(difference);
 }
 
-// Feeds sixteen tokens from position `start` on, then one that folds; the fold of every head is as
-// good as the reference's: 1.05 of its error, or nearly exact, that is within 1e-3 of the mean
-// magnitude an entry. Outputs stay finite.
+// Feeds sixteen tokens from position `start` on, `step` a call, then one that folds; the fold of
+// every head is as good as the reference's: 1.05 of its error, or nearly exact, that is within 1e-3
+// of the mean magnitude an entry. Outputs stay finite.
 void expect_good_fold(Session* session, const Tokens& tokens, int32_t start,
-                      const std::string& what) {
+                      const std::string& what, int32_t step = 1) {
   const Layout& layout = session->layout();
-  for (int32_t t = start; t < start + 16; ++t) {
-    for (float x : session->decode_one(0, t, tokens, t, 1)) ASSERT_TRUE(std::isfinite(x)) << what;
+  for (int32_t t = start; t < start + 16; t += step) {
+    for (float x : session->decode_one(0, t, tokens, t, step)) {
+      ASSERT_TRUE(std::isfinite(x)) << what;
+    }
     ASSERT_EQ(session->status()[0], LEAPQUANT_OK) << what;
   }
   conformance::PoolMemory before = session->memory();
@@ -150,6 +152,17 @@ TEST_P(EdgeHeads128, ChannelsThatVanishAndChannelsThatStay) {
     }
     expect_good_fold(&session, tokens, 0, "first window");
     expect_good_fold(&session, tokens, 16, "second window");
+  }
+}
+
+// Few calls, a fold: what the slowest sanitizer runs (sanitize.sh).
+TEST_P(EdgeHeads128, FoldsAfterTwoCalls) {
+  for (const leapquant_shape& shape : {gdn_128(1, 1), kda_128(1)}) {
+    for (const char* format : {"int8", "int4+"}) {
+      Session session(backend(), make_test_layout(shape, format), 1);
+      session.import_state(0, 0, edge_state("big", 8309));
+      expect_good_fold(&session, random_tokens(shape, 17, 8310), 0, format, 8);
+    }
   }
 }
 
