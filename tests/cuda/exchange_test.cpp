@@ -159,6 +159,45 @@ TEST(Exchange, SavedStatesAreTheSameBytesEverywhere) {
   }
 }
 
+// L3 on a device: no record, seven, fifteen; vector decays, boundaries by head, heads of any ratio.
+// The blob of the host is the device's; after a fold there, the host's again, and both decode
+// alike.
+TEST(Exchange, EveryFillAndDecay) {
+  const leapquant_shape shapes[] = {conformance::make_shape(2, 6, 128, 128, LEAPQUANT_DECAY_SCALAR),
+                                    conformance::make_shape(2, 2, 128, 128, LEAPQUANT_DECAY_VECTOR),
+                                    conformance::make_shape(1, 2, 64, 96, LEAPQUANT_DECAY_VECTOR)};
+  for (const leapquant_shape& shape : shapes) {
+    const Tokens tokens = conformance::random_tokens(shape, 60, 7203);
+    for (const std::string format : {"int8", "int4+:stagger=1", "int6+:decay=fp16", "bf16"}) {
+      if (format.find("decay") != std::string::npos && shape.decay != LEAPQUANT_DECAY_VECTOR) {
+        continue;
+      }
+      for (const int32_t fill : {32, 39, 47}) {
+        SCOPED_TRACE(format + ", " + std::to_string(fill) + " tokens, decay " +
+                     std::to_string(shape.decay));
+        HostLayer host(shape, format);
+        for (int32_t t = 0; t < fill; ++t) host.decode(t, conformance::slice(tokens, t, 1));
+        const std::vector<uint8_t> blob = save(host.layout(), host.pool(), 0, fill);
+        DeviceLayer device(shape, format, 2, 1);
+        EXPECT_EQ(load(device.layout().get(), device.pool(), 1, blob), fill);
+        EXPECT_TRUE(save(device.layout().get(), device.pool(), 1, fill) == blob);
+        for (int32_t t = fill; t < fill + 3; ++t) {
+          device.decode({{1, t, 1}}, conformance::slice(tokens, t, 1));
+          EXPECT_EQ(device.status(1)[0], LEAPQUANT_OK);
+        }
+        device.fold(1, fill + 3);
+        const std::vector<uint8_t> folded = save(device.layout().get(), device.pool(), 1, fill + 3);
+        HostLayer again(shape, format);
+        EXPECT_EQ(load(again.layout(), again.pool(), 0, folded), fill + 3);
+        EXPECT_TRUE(save(again.layout(), again.pool(), 0, fill + 3) == folded);
+        const Tokens next = conformance::slice(tokens, fill + 3, 1);
+        EXPECT_LE(relative(device.decode({{1, fill + 3, 1}}, next), again.decode(fill + 3, next)),
+                  2e-5);
+      }
+    }
+  }
+}
+
 // What is wrong with a blob is found before the slot changes.
 TEST(Exchange, RefusedBlobsChangeNothing) {
   const leapquant_shape shape = conformance::make_shape(1, 2, 64, 64, LEAPQUANT_DECAY_SCALAR);

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs compute-sanitizer over a selection of the device's tests that takes about a minute: memcheck,
-# racecheck and synccheck over decodes, folds, prefills, transfers and faults, on the special kernels
-# and the general ones. Not part of ./test; docs/TESTING.md says when.
+# racecheck and synccheck over decodes, folds, prefills, transfers and faults, on the special
+# kernels and the general ones. Not part of ./test; docs/TESTING.md says when.
 set -uo pipefail
 
 usage() {
