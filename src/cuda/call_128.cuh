@@ -192,8 +192,9 @@ __device__ __forceinline__ int32_t last_boundary_of(const Call128& call, int32_t
 }
 
 struct Sequence128 {
-  int32_t slot, window_slot, position, tokens;
-  bool alive;  // rows to compute; false: only zeros to write
+  int32_t index, slot, window_slot, position, tokens;
+  uint32_t fault;  // of the numbers alone: bit 2 no window, bit 6 count or position
+  bool alive;      // rows to compute; false: only zeros to write
 };
 
 // Bits that show a non-finite 16-bit pair or 32-bit word: (word & mask) + one carries into `sign`.
@@ -308,19 +309,32 @@ __device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t se
 // Loads a sequence's place. Lanes of a call all get the same.
 __device__ __forceinline__ Sequence128 load_sequence(const Call128& call, int32_t index) {
   Sequence128 s;
+  s.index = index;
   s.slot = __ldg(call.state_slots + index);
   s.window_slot = call.window_slots != nullptr ? __ldg(call.window_slots + index) : s.slot;
   s.position = __ldg(call.positions + index);
   s.tokens = call.num_tokens != nullptr ? __ldg(call.num_tokens + index) : call.tokens;
-  s.alive = s.slot >= 0 && s.window_slot >= 0 && s.tokens > 0;
+  const bool live = s.slot >= 0 && s.tokens != 0;
+  const bool fits = s.tokens > 0 && s.tokens <= call.tokens && s.position >= 0 &&
+                    s.position <= 0x7fffffff - s.tokens;
+  s.fault = 0;
+  if (live && !fits) s.fault = 64u;
+  if (live && s.window_slot < 0) s.fault = 4u;
+  s.alive = live && s.fault == 0;
   return s;
 }
 
-// This thread's share of the check of positions: bit 2 slot, bit 3 below base, bit 4 past window.
+// This thread's share of the check of slots and positions: bit 2 slot, bit 3 below base, bit 4 past
+// window, bit 5 a slot or window that an earlier live row names.
 __device__ __forceinline__ uint32_t check_positions(const Call128& call, const Sequence128& s,
                                                     int32_t thread, int32_t threads) {
   if (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots) return 4u;
   uint32_t faults = 0;
+  for (int32_t other = thread; other < s.index; other += threads) {
+    const int32_t slot = __ldg(call.state_slots + other);
+    const int32_t window = call.window_slots != nullptr ? __ldg(call.window_slots + other) : slot;
+    if (slot >= 0 && (slot == s.slot || window == s.window_slot)) faults |= 32u;
+  }
   const int32_t shared = call.group > 1 ? s.tokens : 0;
   for (int32_t h = thread; h < call.v_heads; h += threads) {
     const int32_t base =
@@ -333,6 +347,8 @@ __device__ __forceinline__ uint32_t check_positions(const Call128& call, const S
 
 __device__ __forceinline__ int32_t status_of(uint32_t faults) {
   if (faults & 4u) return LEAPQUANT_SLOT_OUT_OF_RANGE;
+  if (faults & 64u) return LEAPQUANT_INVALID_ARGUMENT;
+  if (faults & 32u) return LEAPQUANT_SLOT_REPEATED;
   if (faults & 8u) return LEAPQUANT_POSITION_BELOW_BASE;
   if (faults & 16u) return LEAPQUANT_POSITION_PAST_WINDOW;
   if (faults & 1u) return LEAPQUANT_NON_FINITE_INPUT;

@@ -116,12 +116,14 @@ __global__ void __launch_bounds__(32 * kWarps, resident_blocks(kVector, kWarps, 
           faults = __reduce_or_sync(kAll, found);
         } else {
 #pragma unroll
-          for (uint32_t bit = 1; bit <= 16; bit <<= 1) {
+          for (uint32_t bit = 1; bit <= 32; bit <<= 1) {
             if (__syncthreads_or((found & bit) != 0)) faults |= bit;
           }
         }
       }
-      if (pass == 0 && fresh && threadIdx.x == 0) call.status[sequence] = status_of(faults);
+      if (pass == 0 && fresh && threadIdx.x == 0) {
+        call.status[sequence] = status_of(faults | s.fault);
+      }
       const bool computes = s.alive && faults == 0;
       if (computes && due) {
         if (pass == 0) {
