@@ -61,7 +61,7 @@ Status choose_backend_from(const Backend* const* backends, size_t count, const L
 const Backend* const* built_in_backends(size_t* count) {
 #ifdef LEAPQUANT_WITH_CUDA
   static const Backend* const backends[] = {&cpu::cpu_backend(), &cuda::backend_128(),
-                                            &cuda::general_backend()};
+                                            &cuda::backend_plain_128(), &cuda::general_backend()};
 #else
   static const Backend* const backends[] = {&cpu::cpu_backend()};
 #endif

@@ -10,6 +10,7 @@
 #include "cuda/operations.cuh"
 #ifdef LEAPQUANT_CUDA_128
 #include "cuda/decode_128.cuh"
+#include "cuda/plain_128.cuh"
 #endif
 
 namespace leapquant::cuda {
@@ -129,14 +130,20 @@ Call call_of(const Layout& layout, const leapquant_pool& pool, const Args& args,
   return call;
 }
 
-Status decode(const Layout& layout, const leapquant_pool& pool, const leapquant_decode_args& args,
-              const leapquant_launch& launch) {
-  if (args.batch == 0) return LEAPQUANT_OK;
+Call decode_call(const Layout& layout, const leapquant_pool& pool,
+                 const leapquant_decode_args& args, const leapquant_launch& launch) {
   Call call = call_of(layout, pool, args, launch);
   call.tokens = args.tokens;
   call.num_tokens = args.num_tokens;
   call.needs_window = 1;
   fill_tensors(layout, args.inputs, args.output, args.tokens, &call);
+  return call;
+}
+
+Status decode(const Layout& layout, const leapquant_pool& pool, const leapquant_decode_args& args,
+              const leapquant_launch& launch) {
+  if (args.batch == 0) return LEAPQUANT_OK;
+  Call call = decode_call(layout, pool, args, launch);
   return status_of(decode_general(layout, &call, stream_of(launch)));
 }
 
@@ -246,13 +253,29 @@ constexpr Backend table_of(const char* name, decltype(Backend::accepts) accepts_
 }
 
 #ifdef LEAPQUANT_CUDA_128
-Status accepts_128(const Layout& layout, Sentence* why_not) {
+Status accepts_device_128(const Layout& layout, Sentence* why_not) {
   if (Status s = accepts(layout, why_not)) return s;
-  if (device().major != 9 || device().minor != 0) {
-    return why_not->say(LEAPQUANT_UNSUPPORTED, "cuda/128: %s has compute capability %d.%d, not 9.0",
-                        device().name, device().major, device().minor);
-  }
+  if (device().major == 9 && device().minor == 0) return LEAPQUANT_OK;
+  return why_not->say(LEAPQUANT_UNSUPPORTED, "cuda/128: %s has compute capability %d.%d, not 9.0",
+                      device().name, device().major, device().minor);
+}
+
+Status accepts_128(const Layout& layout, Sentence* why_not) {
+  if (Status s = accepts_device_128(layout, why_not)) return s;
   return accepts_decode_128(layout, why_not);
+}
+
+Status accepts_plain(const Layout& layout, Sentence* why_not) {
+  if (Status s = accepts_device_128(layout, why_not)) return s;
+  return accepts_plain_128(layout, why_not);
+}
+
+Status decode_plain(const Layout& layout, const leapquant_pool& pool,
+                    const leapquant_decode_args& args, const leapquant_launch& launch) {
+  if (args.batch == 0) return LEAPQUANT_OK;
+  Call call = decode_call(layout, pool, args, launch);
+  const auto serve = serves_plain_128(call) ? decode_plain_128 : decode_general;
+  return status_of(serve(layout, &call, stream_of(launch)));
 }
 
 Status decode_any(const Layout& layout, const leapquant_pool& pool,
@@ -267,6 +290,8 @@ Status decode_any(const Layout& layout, const leapquant_pool& pool,
 Status accepts_128(const Layout&, Sentence* why_not) {
   return why_not->say(LEAPQUANT_UNSUPPORTED, "cuda/128: not built for compute capability 9.0");
 }
+constexpr auto accepts_plain = accepts_128;
+constexpr auto decode_plain = decode;
 #endif
 
 }  // namespace
@@ -282,6 +307,11 @@ const Backend& backend_128() {
 #else
   static constexpr Backend table = table_of("cuda-128", accepts_128, decode);
 #endif
+  return table;
+}
+
+const Backend& backend_plain_128() {
+  static constexpr Backend table = table_of("cuda-plain-128", accepts_plain, decode_plain);
   return table;
 }
 

@@ -17,4 +17,7 @@ const Backend& general_backend();
 // layouts of these kernels on devices of compute capability 9.0 only.
 const Backend& backend_128();
 
+// The same for plain BF16 and FP32 states of heads of 128 x 128.
+const Backend& backend_plain_128();
+
 }  // namespace leapquant::cuda

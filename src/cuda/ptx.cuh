@@ -40,6 +40,18 @@ __device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, u
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// The way back, as a group of its own; the caller has put fence_async_proxy and a barrier between
+// the writes of shared memory and it.
+__device__ __forceinline__ void bulk_store(void* global, uint32_t shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until shared memory has been read by all bulk stores of this thread.
+__device__ __forceinline__ void bulk_stores_wait() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 // Brings bytes (a multiple of 16) to the second cache level.
 __device__ __forceinline__ void prefetch_bulk(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
