@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Prefill. In general a block takes one value head of one sequence from the state at its position
-// through all tokens and checkpoints to one cold fold; where prefill_columns serves a call, the
+// through all tokens and checkpoints to one cold fold; where prefill_chunks (activations in BF16,
+// scalar decays) or prefill_columns serves a call, the
 // recurrence is a launch of its own between a rebuild and an encoding.
 #include <algorithm>
 
 #include "cuda/advance.cuh"
 #include "cuda/codec.cuh"
 #include "cuda/operations.cuh"
+#include "cuda/prefill_chunks.cuh"
 #include "cuda/prefill_columns.cuh"
 
 namespace leapquant::cuda {
@@ -207,6 +209,7 @@ cudaError_t prefill_by_columns(const Call& call, cudaStream_t stream) {
   if (const cudaError_t error = allow_shared(end_kernel, call)) return error;
   const auto shared = static_cast<size_t>(call.scratch.shared_bytes);
   const int64_t items = int64_t{call.batch} * call.num_heads;
+  const auto recur = chunks_serve(call) ? launch_chunks : launch_columns;
   StretchRange range = {};
   for (range.first = 0; range.first < items; range.first += kKeptStates) {
     range.count = static_cast<int32_t>(std::min<int64_t>(kKeptStates, items - range.first));
@@ -215,7 +218,7 @@ cudaError_t prefill_by_columns(const Call& call, cudaStream_t stream) {
     begin_kernel<<<grid, kBlockThreads, shared, stream>>>(call, range);
     if (const cudaError_t error = cudaGetLastError()) return error;
     for (range.stretch = 0; range.stretch <= call.num_checkpoints; ++range.stretch) {
-      if (const cudaError_t error = launch_columns(call, range, stream)) return error;
+      if (const cudaError_t error = recur(call, range, stream)) return error;
       end_kernel<<<grid, kBlockThreads, shared, stream>>>(call, range);
       if (const cudaError_t error = cudaGetLastError()) return error;
     }

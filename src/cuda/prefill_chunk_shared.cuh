@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chunked prefill: what lies in shared memory between the warps that prepare a chunk and those that
+// carry the state, and the numbers both use.
+//
+// One head, a chunk of tokens i = 0 .. 31, state S before it, log decays g, G_i = g_0 + .. + g_i:
+//   A_ij = beta_i exp(G_i - G_j) <k_i, k_j>, j < i        T = (I + A)^-1 Diag(beta)
+//   u    = T (v - Diag(exp G) K S)                        corrections of the chunk
+//   o_i  = exp(G_i) S^T q_i + sum over j <= i of P_ij u_j, P_ij = exp(G_i - G_j) <q_i, k_j>
+//   S'   = exp(G_31) S + sum over j of exp(G_31 - G_j) k_j u_j^T
+// (parallel form of the gated delta rule, arXiv 2412.06464, section 3.3). Exponents are sums over
+// the tokens between, never differences, so none is above zero and -inf is exact.
+//
+// Keys, queries and values stay as they came: BF16 numbers are exact operands. Their norms and
+// decays are factors of rows and columns. The other operand of a product is always FP32 in two BF16
+// parts (16 bits; three products where both are split), sums are FP32.
+#pragma once
+
+#include "cuda/ptx.cuh"
+#include "cuda/token.cuh"
+
+namespace leapquant::cuda {
+
+inline constexpr int32_t kChunkTokens = 32;
+// Operands of T and P: blocks of 8 rows by 16 columns that are not above the diagonal, rows 0, 8,
+// 16, 24 of columns 0 to 15, then rows 16, 24 of columns 16 to 31. A lane has 16 bytes of each:
+// two words of high parts, two of low parts.
+inline constexpr int32_t kTriangleBlocks = 6;
+inline constexpr int32_t kTriangleBytes = kTriangleBlocks * 32 * 16;
+inline constexpr int32_t kMatrixPitch = 36;  // floats of a row of a preparer's own matrix
+
+// One prepared chunk for kColumns value columns. Rows of keys, queries and values are 16 bytes
+// apart from a multiple of 128: eight rows lie in different banks.
+template <int32_t kDim, int32_t kColumns>
+struct Stage {
+  static constexpr int32_t kKeyPitch = 2 * kDim + 16;
+  static constexpr int32_t kValuePitch = 2 * kColumns + 16;
+  uint4 solve[kTriangleBlocks][32];    // T
+  uint4 weights[kTriangleBlocks][32];  // P
+  char keys[kChunkTokens][kKeyPitch];
+  char queries[kChunkTokens][kKeyPitch];
+  char values[kChunkTokens][kValuePitch];
+  float key_factor[kChunkTokens];    // |k|^-1 exp G
+  float query_factor[kChunkTokens];  // |q|^-1 exp G, times the scale of queries
+  float write_factor[kChunkTokens];  // |k|^-1 exp(G_31 - G)
+  float decay[4];                    // exp G_31
+};
+
+// What a preparing warp works in.
+struct PrepareScratch {
+  float matrix[kChunkTokens][kMatrixPitch];
+  float log_decay[kChunkTokens];
+  float beta[kChunkTokens];
+  float key_scale[kChunkTokens];
+  float query_scale[kChunkTokens];
+};
+
+struct ChunkPlace {
+  int32_t sequence, v_head, first_column;
+  int32_t lane;
+  int64_t token;   // first of the stretch, on the packed axis
+  int32_t tokens;  // of the stretch
+};
+
+// Two numbers as two BF16 parts each, which lack at most 2^-17 of them.
+struct Parts {
+  uint32_t high, low;
+};
+__device__ __forceinline__ Parts parts_of(float x, float y) {
+  Parts parts;
+  parts.high = pack_bf16(x, y);
+  parts.low = pack_bf16(x - __uint_as_float(parts.high << 16),
+                        y - __uint_as_float(parts.high & 0xffff0000u));
+  return parts;
+}
+
+}  // namespace leapquant::cuda

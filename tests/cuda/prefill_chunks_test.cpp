@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Prefill by chunks, which serves activations in BF16, against prefill by columns, which the same
+// numbers in FP32 go to: outputs, states, and the bits of a sequence in any batch.
+#include <algorithm>
+#include <cmath>
+
+#include "core/numeric.h"
+#include "cuda/device_layer.h"
+
+namespace leapquant::cuda_test {
+namespace {
+
+// Products have operands of two BF16 parts: 2^-17 of each operand is lost at most, and the smallest
+// of the four products, 2^-18. Sums of random signs leave about 2^-16 of a product's norm, and the
+// parts of an output (state and chunk) may cancel to a third of it: 5e-5.
+constexpr double kBar = 5e-5;
+
+void round_to_bf16(std::vector<float>* values) {
+  for (float& x : *values) x = bf16_to_float(float_to_bf16(x));
+}
+std::vector<uint16_t> narrow(const std::vector<float>& values) {
+  std::vector<uint16_t> to;
+  for (const float x : values) to.push_back(float_to_bf16(x));
+  return to;
+}
+
+struct Result {
+  std::vector<float> outputs;
+  std::vector<std::vector<float>> states;
+};
+
+// Sequences of `lengths` tokens from position `start` of slots 0, 1, ..; `start` tokens are decoded
+// before, so that the window holds records.
+Result prefill(const leapquant_shape& shape, const char* format, const Tokens& tokens,
+               const Tokens& earlier, int32_t start, const std::vector<int32_t>& lengths,
+               bool bf16) {
+  const auto batch = static_cast<int32_t>(lengths.size());
+  DeviceLayer layer(shape, format, batch, batch);
+  std::vector<int32_t> slots, positions, offsets = {0};
+  for (int32_t i = 0; i < batch; ++i) {
+    slots.push_back(i);
+    positions.push_back(start);
+    offsets.push_back(offsets.back() + lengths[static_cast<size_t>(i)]);
+  }
+  layer.reset(slots);
+  for (int32_t t = 0; t < start; ++t) {
+    for (int32_t i = 0; i < batch; ++i) {
+      layer.decode({{i, t, 1}}, conformance::slice(earlier, t, 1));
+    }
+  }
+  DeviceArray<int32_t> slot_list, position_list, offset_list, status;
+  slot_list.put(slots);
+  position_list.put(positions);
+  offset_list.put(offsets);
+  status.resize(slots.size());
+  DeviceArray<float> q, k, v, log_decay, beta, output;
+  DeviceArray<uint16_t> narrow_q, narrow_k, narrow_v;
+  leapquant_prefill_args args = LEAPQUANT_INIT(leapquant_prefill_args);
+  if (bf16) {
+    narrow_q.put(narrow(tokens.q));
+    narrow_k.put(narrow(tokens.k));
+    narrow_v.put(narrow(tokens.v));
+    args.inputs.q = {narrow_q.data(), LEAPQUANT_BF16, 0, 0, 0, 0};
+    args.inputs.k = {narrow_k.data(), LEAPQUANT_BF16, 0, 0, 0, 0};
+    args.inputs.v = {narrow_v.data(), LEAPQUANT_BF16, 0, 0, 0, 0};
+  } else {
+    q.put(tokens.q);
+    k.put(tokens.k);
+    v.put(tokens.v);
+    args.inputs.q.data = q.data();
+    args.inputs.k.data = k.data();
+    args.inputs.v.data = v.data();
+  }
+  if (!tokens.log_decay.empty()) log_decay.put(tokens.log_decay);
+  if (!tokens.beta.empty()) beta.put(tokens.beta);
+  args.inputs.log_decay.data = log_decay.data();
+  args.inputs.beta.data = beta.data();
+  args.inputs.qk_l2norm = 1;
+  output.resize(static_cast<size_t>(offsets.back()) * layer.token_size());
+  args.batch = batch;
+  args.state_slots = slot_list.data();
+  args.positions = position_list.data();
+  args.token_offsets = offset_list.data();
+  args.output.data = output.data();
+  args.output.type = LEAPQUANT_FP32;
+  args.status = status.data();
+  const leapquant_pool pool = layer.pool();
+  const leapquant_launch launch = layer.launch();
+  require(leapquant_prefill(layer.layout().get(), &pool, &args, &launch));
+  EXPECT_EQ(status.get(0, slots.size()), std::vector<int32_t>(slots.size(), LEAPQUANT_OK));
+  Result result;
+  result.outputs = output.get(0, static_cast<size_t>(offsets.back()) * layer.token_size());
+  for (int32_t i = 0; i < batch; ++i) {
+    result.states.push_back(layer.export_state(i, start + lengths[static_cast<size_t>(i)]));
+  }
+  return result;
+}
+
+double relative(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0.0, size = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    difference += d * d;
+    size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return std::sqrt(difference / std::max(size, 1e-30));
+}
+
+std::vector<leapquant_shape> shapes() {
+  return {conformance::make_shape(2, 4, 128, 128, LEAPQUANT_DECAY_SCALAR),
+          conformance::make_shape(1, 2, 64, 96, LEAPQUANT_DECAY_SCALAR),
+          conformance::make_shape(1, 2, 64, 128, LEAPQUANT_DECAY_SCALAR, false),
+          conformance::make_shape(2, 2, 128, 64, LEAPQUANT_DECAY_NONE)};
+}
+
+Tokens bf16_tokens(const leapquant_shape& shape, int32_t count, uint32_t seed) {
+  Tokens tokens = conformance::random_tokens(shape, count, seed);
+  round_to_bf16(&tokens.q);
+  round_to_bf16(&tokens.k);
+  round_to_bf16(&tokens.v);
+  return tokens;
+}
+
+TEST(PrefillChunks, AgreeWithColumns) {
+  for (const leapquant_shape& shape : shapes()) {
+    SCOPED_TRACE(std::to_string(shape.head_k_dim) + " x " + std::to_string(shape.head_v_dim));
+    const std::vector<int32_t> lengths = {1, 31, 32, 33, 0, 300};
+    const Tokens tokens = bf16_tokens(shape, 397, 7701);
+    const Tokens earlier = conformance::random_tokens(shape, 5, 7702);
+    const Result chunks = prefill(shape, "fp32", tokens, earlier, 5, lengths, true);
+    const Result columns = prefill(shape, "fp32", tokens, earlier, 5, lengths, false);
+    const double error = relative(chunks.outputs, columns.outputs);
+    std::printf("%d x %d: outputs %.2e\n", shape.head_k_dim, shape.head_v_dim, error);
+    EXPECT_LE(error, kBar);
+    EXPECT_NE(chunks.outputs, columns.outputs) << "both went the same way";
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      EXPECT_LE(relative(chunks.states[i], columns.states[i]), kBar) << "length " << lengths[i];
+    }
+  }
+}
+
+// Strong decays, none, and one that forgets all.
+TEST(PrefillChunks, HoldAnyDecay) {
+  const leapquant_shape shape = conformance::make_shape(1, 2, 128, 128, LEAPQUANT_DECAY_SCALAR);
+  Tokens tokens = bf16_tokens(shape, 100, 7703);
+  for (size_t i = 0; i < tokens.log_decay.size(); ++i) {
+    const float choices[] = {0.0f, -1e-4f, -3.0f, -90.0f, -INFINITY};
+    tokens.log_decay[i] = choices[(i * 7 + i / 11) % 5];
+  }
+  const Result chunks = prefill(shape, "fp32", tokens, tokens, 0, {100}, true);
+  const Result columns = prefill(shape, "fp32", tokens, tokens, 0, {100}, false);
+  EXPECT_LE(relative(chunks.outputs, columns.outputs), kBar);
+  EXPECT_LE(relative(chunks.states[0], columns.states[0]), kBar);
+}
+
+// A block has a fourth of a head in small batches and all of it in large ones: the same bits.
+TEST(PrefillChunks, BitsDoNotHangOnTheBatch) {
+  const leapquant_shape shape = conformance::make_shape(2, 4, 128, 128, LEAPQUANT_DECAY_SCALAR);
+  const Tokens one = bf16_tokens(shape, 70, 7704);
+  Tokens many = one;
+  constexpr int32_t kCopies = 40;  // x 4 heads x 4 blocks a head: more than the narrow kind takes
+  for (int32_t i = 1; i < kCopies; ++i) conformance::append(&many, one);
+  const Result alone = prefill(shape, "int8", one, one, 0, {70}, true);
+  const Result together =
+      prefill(shape, "int8", many, one, 0, std::vector<int32_t>(kCopies, 70), true);
+  const auto size = static_cast<std::ptrdiff_t>(alone.outputs.size());
+  for (int32_t i = 0; i < kCopies; ++i) {
+    const std::vector<float> part(together.outputs.begin() + i * size,
+                                  together.outputs.begin() + (i + 1) * size);
+    EXPECT_EQ(part, alone.outputs) << "sequence " << i;
+    EXPECT_EQ(together.states[static_cast<size_t>(i)], alone.states[0]) << "sequence " << i;
+  }
+}
+
+}  // namespace
+}  // namespace leapquant::cuda_test
