@@ -17,7 +17,7 @@ __device__ inline void make_reads(const Call& call, const Block& block, const To
     const float* source = query ? t.q : t.b + s * block.k_dim;
     const bool decayed = query ? call.inputs.read_before_update == 0 : s > 0 || !given;
     for (int32_t i = block.thread; i < block.k_dim; i += kBlockThreads) {
-      const float x = decayed ? expf(t.log_decay[i]) * source[i] : source[i];
+      const float x = decayed ? decay_factor(t.log_decay[i]) * source[i] : source[i];
       t.read[s * block.k_dim + i] = x;
       if (decay != nullptr) t.scaled[s * block.k_dim + i] = decay[i] * x;
     }
@@ -31,7 +31,7 @@ __device__ inline void advance_state(const Call& call, const Block& block, const
   const int32_t n = call.sub_steps;
   load_token(call, block, t, sequence, token, v_head);
   for (int32_t i = block.thread; i < block.k_dim; i += kBlockThreads) {
-    t.decay[i] = expf(t.log_decay[i]);
+    t.decay[i] = decay_factor(t.log_decay[i]);
   }
   make_reads(call, block, t, nullptr);
   own_products(call, block, t, v_head);

@@ -29,6 +29,12 @@ __device__ __forceinline__ bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7fffffffu) < 0x7f800000u;
 }
 
+// exp(g) of a token's log decay, g <= 0. expf may be off by one in the last place, always to the
+// same side for the same g; a state that hardly forgets takes that in at every token.
+__device__ __forceinline__ float decay_factor(float g) {
+  return g > -0.25f ? 1.0f + expm1f(g) : expf(g);
+}
+
 // Round half to even; overflow gives infinity.
 __device__ __forceinline__ uint16_t to_fp16(float value) {
   return __half_as_ushort(__float2half_rn(value));

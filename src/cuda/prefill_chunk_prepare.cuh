@@ -182,7 +182,7 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
     }
     scratch->matrix[i][lane] = i < lane ? 0.0f : expf(after);
   }
-  const float reached = expf(before);
+  const float reached = decay_factor(before);
   stage->key_factor[lane] = call.delta_rule != 0 ? key_scale * reached : 0.0f;
   stage->query_factor[lane] = query_scale * reached;
   stage->write_factor[lane] = key_scale * expf(after);

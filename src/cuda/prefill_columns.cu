@@ -129,7 +129,7 @@ __device__ __forceinline__ void prepare(const Call& call, const Place& at,
       dot = fmaf(k[e], q[e], dot);
       if constexpr (kVector) {
         const float x = number_of(raw.g[w][e], in.log_decay.type);
-        chunk->decay[t][i] = expf(gate_of(in, x, at.v_head, int64_t{at.v_head} * kDim + i));
+        chunk->decay[t][i] = decay_factor(gate_of(in, x, at.v_head, int64_t{at.v_head} * kDim + i));
       }
     }
     dot = sum_of_warp(dot);
@@ -149,7 +149,7 @@ __device__ __forceinline__ void prepare(const Call& call, const Place& at,
       } else if (call.decay == LEAPQUANT_DECAY_SCALAR) {
         g = gate_of(in, number_of(raw.g[w][0], in.log_decay.type), at.v_head, at.v_head);
       }
-      chunk->scalar_decay[t] = expf(g);
+      chunk->scalar_decay[t] = decay_factor(g);
     }
   }
 }
