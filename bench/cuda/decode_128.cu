@@ -5,6 +5,7 @@
 // Timing: one CUDA graph per phase of the window over all slot sets (together past the L2), all
 // phases in turn; medians; bytes and the share of the copy bandwidth of the same run.
 #include "decode_check.cuh"
+#include "decode_plain_check.cuh"
 
 namespace {
 
@@ -59,11 +60,12 @@ struct Row {
   bool stagger;
   int warps, per_processor;  // 0: the library's own choice
   bool overlaps, folds;      // folds = false: decode alone, boundaries ignored (for analysis)
+  int k_heads = 32;
 };
 
 double time_row(const Row& row, double copy, std::FILE* out) {
-  const Case c = {row.state,      row.state, row.decay,       32,  32, row.tokens,
-                  LEAPQUANT_BF16, 0,         row.half_decays, 0.05};
+  const Case c = {row.state,  row.state,      row.decay, row.k_heads,     32,
+                  row.tokens, LEAPQUANT_BF16, 0,         row.half_decays, 0.05};
   const Layout layout = layout_of(c, row.stagger);
   const bool vector = row.decay == LEAPQUANT_DECAY_VECTOR;
   const int hv = 32;
@@ -265,6 +267,13 @@ int time_all(const char* path, const char* which) {
   }
   if (w == "nofold") rows = {{"int8", S, 0, 512, 1, false, 2, 7, false, false}};
   if (w == "one") rows = {{"int8", S, 0, 512, 1, true, 2, 4, true, true}};
+  if (w == "small") {  // where launches count
+    for (int batch : {1, 8}) rows.push_back({"int8", S, 0, batch, 1, false, 0, 0, true, true});
+    for (int batch : {64, 512}) rows.push_back({"int8", S, 0, batch, 1, true, 0, 0, true, true});
+    for (int batch : {64, 512}) {  // value heads in pairs, as models have them
+      rows.push_back({"int8", S, 0, batch, 1, true, 0, 0, true, true, 16});
+    }
+  }
   if (w == "table" || w == "all") {
     for (const char* state : {"int8", "int6", "int4", "int8+", "int6+", "int4+", "int4-compact"}) {
       rows.push_back({state, S, 0, 512, 1, true, 0, 0, true, true});
@@ -288,7 +297,11 @@ int time_all(const char* path, const char* which) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc >= 2 && std::strcmp(argv[1], "check") == 0) return check();
+  if (argc >= 2 && std::strcmp(argv[1], "check") == 0) {
+    const bool plain = check_plain("int8", true, 32) && check_plain("int8", false, 16) &&
+                       check_plain("int4+", true, 16) && check_plain("int6", false, 32);
+    return check() != 0 || !plain ? 1 : 0;
+  }
   if (argc >= 3 && std::strcmp(argv[1], "time") == 0) {
     return time_all(argv[2], argc >= 4 ? argv[3] : "all");
   }

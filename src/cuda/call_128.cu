@@ -192,8 +192,8 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
   c.plain = c.num_classes == 1 && c.dense && c.q.type == LEAPQUANT_BF16 &&
             c.output.type == LEAPQUANT_BF16 && scalars && c.gate == LEAPQUANT_GATE_READY &&
             c.beta_kind == LEAPQUANT_BETA_READY && c.tokens == 1 && power(c.group) &&
-            power(c.ring_tokens) && power(c.window) && power(c.total_k_heads) && narrow(c.q) &&
-            narrow(c.k) && narrow(c.v) && narrow(c.log_decay) && narrow(c.beta) && narrow(c.output);
+            power(c.window) && power(c.total_k_heads) && narrow(c.q) && narrow(c.k) &&
+            narrow(c.v) && narrow(c.log_decay) && narrow(c.beta) && narrow(c.output);
   *out = c;
   return true;
 }

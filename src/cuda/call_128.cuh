@@ -58,7 +58,7 @@ struct Call128 {
   Rows128 q, k, v, log_decay, beta, output;  // beta.data may be null
   int32_t gate, beta_kind, l2norm;
   int32_t dense;  // 1: q, k, v of one type, heads of a token one behind the other
-  int32_t plain;  // 1: the common call, see device_128
+  int32_t plain;  // 1: the common call, see make_call_128
   const float* a_log;
   const float* dt_bias;
   float lower_bound, beta_scale, l2norm_eps, q_scale;
@@ -135,12 +135,12 @@ __device__ __forceinline__ float widen_one(uint32_t raw, int32_t type) {
   return type == LEAPQUANT_FP32 ? __uint_as_float(raw) : widen(make_uint2(raw, 0), type).x;
 }
 
-// The common call, for which the kernels are compiled by itself (plain_128 says when): nothing to
-// decide at run time but payloads, compensators and what a tensor's address is.
-// value mod divisor and value / divisor for value >= 0, quick for powers of two.
+// The common call, for which the kernels are compiled by itself (make_call_128 says when): nothing
+// to decide at run time but payloads, compensators and what a tensor's address is. value mod
+// divisor and value / divisor for value >= 0, quick for powers of two. A ring's tokens are no power
+// of two where value heads share keys, in the common call too.
 template <bool kPlain = false>
 __device__ __forceinline__ int32_t modulo(int32_t value, int32_t divisor) {
-  if constexpr (kPlain) return value & (divisor - 1);
   return (divisor & (divisor - 1)) == 0 ? value & (divisor - 1) : value % divisor;
 }
 template <bool kPlain = false>
