@@ -21,6 +21,22 @@ __device__ __forceinline__ uint32_t raw_number(const char* row, int32_t type, in
   return load_word_or_half(row + (half ? 2 : 4) * index, half);
 }
 
+// exp(g) for g <= 0. Near 1 the plain function may be a unit in the last place below, which adds up
+// over the tokens of a slowly decaying state that is multiplied at every one of them.
+__device__ __forceinline__ float decay_of(float g) {
+  return g > -0.5f ? 1.0f + expm1f(g) : expf(g);
+}
+
+// Last boundary of a head at or below `position`; serves_plain_128 keeps it in 32 bits.
+__device__ __forceinline__ int32_t boundary_at(const Call& call, int32_t v_head, int32_t position) {
+  const uint32_t window = static_cast<uint32_t>(call.window);
+  const uint32_t k_head = static_cast<uint32_t>(call.first_k_head + v_head / call.group);
+  const uint32_t offset =
+      call.stagger != 0 ? k_head * window / static_cast<uint32_t>(call.total_k_heads) : 0u;
+  const uint32_t beyond = static_cast<uint32_t>(position) + window - offset;
+  return position - static_cast<int32_t>(beyond % window);
+}
+
 // A thread's numbers of a token as they lie, all loads in flight together.
 struct RawToken {
   uint32_t q, k, v, beta, gate;
@@ -285,7 +301,7 @@ struct Decode {
       k = k / sqrtf(((sums[4] + sums[5]) + (sums[6] + sums[7])) + in.l2norm_eps);
     }
     q *= in.q_scale;
-    const float own = expf(g);
+    const float own = decay_of(g);
     at<float2>(plan.reads)[thread] = make_float2(own * k, own * q);
     if constexpr (kPerStep) at<float2>(plan.update)[thread] = make_float2(own, k);
     if constexpr (kVector && !kPerStep) {
@@ -434,7 +450,7 @@ struct Decode {
     }
     const int64_t head = head_index(call, slot, v_head);
     const bool counts = call.health != nullptr;
-    const int32_t due = kPerStep ? 0 : last_boundary_of(call, v_head, position);
+    const int32_t due = kPerStep ? 0 : boundary_at(call, v_head, position);
     const bool folds = kPerStep || due > base;
     if (!kPerStep && folds) {
       barrier_wait(barrier(0), 0);
@@ -521,7 +537,8 @@ Status accepts_plain_128(const Layout& layout, Sentence* why_not) {
 bool serves_plain_128(const Call& call) {
   const Inputs& in = call.inputs;
   return in.read_key.data == nullptr && in.read_before_update == 0 && in.bonus == nullptr &&
-         in.skip == nullptr && int64_t{call.batch} * call.v_heads <= 0x7fffffff;
+         in.skip == nullptr && int64_t{call.batch} * call.v_heads <= 0x7fffffff &&
+         int64_t{call.total_k_heads} * kPlainRecords <= 0x7fffffff;
 }
 
 cudaError_t decode_plain_128(const Layout& layout, Call* call, cudaStream_t stream) {
