@@ -45,16 +45,22 @@ struct FoldFit : FoldState {
     }
   }
 
-  // sides [rank][128] = S^T (S columns). The second product is as precise as TF32: it only turns
-  // the columns, what is stored is rounded to FP16 or less.
-  __device__ __forceinline__ void power_step(const State& s, bool lows) const {
+  // sides [rank][128] = S^T (S columns), or with `given` S^T of what sides holds for the keys. The
+  // second product is as precise as TF32: it only turns the columns, what is stored is rounded to
+  // FP16 or less.
+  __device__ __forceinline__ void power_step(const State& s, bool lows, bool given) const {
     float* partial = at<float>(plan.boundary);
 #pragma unroll 1
     for (int32_t first = 0; first < rank(); first += 16) {
       float p[4] = {};
-      times<false>(s, first, lows, p);
+      if (!given) times<false>(s, first, lows, p);
 #pragma unroll 1
       for (int32_t c = first; c < min(rank(), first + 16); c += 8) {
+        if (given) {  // rows past the rank only meet columns that are not kept
+          const float2 keys =
+              *reinterpret_cast<const float2*>(sides() + (c + g()) * kStride + first_key());
+          p[0] = keys.x, p[1] = keys.y;
+        }
         const int32_t shift = rank() - c > 4 ? 3 : 2;  // 4 or 8 columns in a pass
         const uint32_t b0 = __float_as_uint(p[0]);
         const uint32_t b1 = __float_as_uint(p[1]);
@@ -428,7 +434,15 @@ struct FoldFit : FoldState {
       const int32_t rounds = cold ? 3 : format.fit_rounds;
 #pragma unroll 1
       for (int32_t round = 0; round < rounds; ++round) {
-        power_step(s, round > 0);
+        // Many weak columns: S^T (S V) would square their distance to the strong ones. So S V is
+        // made orthonormal first, which keeps the span of S^T (S V) of every first few columns.
+        if (mixed) {
+          key_sides(s, false);
+          make_gram(0.0f);
+          factor(1e-10f);
+          forward_solve(false);
+        }
+        power_step(s, round > 0, mixed);
         const int32_t passes = cold || round + 1 == rounds ? 2 : 1;
 #pragma unroll 1
         for (int32_t pass = 0; pass < passes; ++pass) {
