@@ -2,8 +2,8 @@
 //
 // Prefill. In general a block takes one value head of one sequence from the state at its position
 // through all tokens and checkpoints to one cold fold; where prefill_chunks (activations in BF16,
-// scalar decays) or prefill_columns serves a call, the
-// recurrence is a launch of its own between a rebuild and an encoding.
+// scalar decays) or prefill_columns serves a call, the recurrence is a launch of its own between a
+// rebuild and an encoding.
 #include <algorithm>
 
 #include "cuda/advance.cuh"
@@ -17,6 +17,16 @@ namespace {
 
 __device__ leapquant_health* health_at(const Call& call, int32_t slot, int32_t v_head) {
   return call.health != nullptr ? call.health + head_index(call, slot, v_head) : nullptr;
+}
+
+// Outputs of a sequence that is not computed. Its first offset may be what is wrong with it:
+// nothing before the tensor is written.
+__device__ void zero_outputs(const Call& call, const Block& block, int32_t sequence,
+                             int32_t v_head) {
+  for (int64_t token = max(call.token_offsets[sequence], 0);
+       token < call.token_offsets[sequence + 1]; ++token) {
+    zero_output(call, block, 0, token, v_head);
+  }
 }
 
 // Encodes the state into a checkpoint's slot, which is filled anew, its health too. The running
@@ -103,10 +113,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
         call.first_head + static_cast<int32_t>(index - int64_t{sequence} * call.num_heads);
     const int32_t slot = call.state_slots[sequence];
     if (slot < 0 || call.status[sequence] != LEAPQUANT_OK) {
-      for (int64_t token = call.token_offsets[sequence]; token < call.token_offsets[sequence + 1];
-           ++token) {
-        zero_output(call, block, 0, token, v_head);
-      }
+      zero_outputs(call, block, sequence, v_head);
       continue;
     }
     if (call.token_offsets[sequence + 1] == call.token_offsets[sequence]) continue;
@@ -142,10 +149,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
        i += static_cast<int32_t>(gridDim.x)) {
     const Item item = item_of(call, range.first + i);
     if (!item.alive) {
-      for (int64_t token = call.token_offsets[item.sequence];
-           token < call.token_offsets[item.sequence + 1]; ++token) {
-        zero_output(call, block, 0, token, item.v_head);
-      }
+      zero_outputs(call, block, item.sequence, item.v_head);
       continue;
     }
     const int32_t window_slot = window_slot_of(call, item.sequence);
