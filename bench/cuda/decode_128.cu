@@ -6,6 +6,7 @@
 // phases in turn; medians; bytes and the share of the copy bandwidth of the same run.
 #include "decode_check.cuh"
 #include "decode_plain_check.cuh"
+#include "timing.cuh"
 
 namespace {
 
@@ -14,38 +15,12 @@ using namespace leapquant::bench;
 
 // ---- Timing ----
 
-__global__ void advance(int32_t* positions, int32_t count, int32_t by) {
-  const int32_t i = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < count) positions[i] += by;
-}
-
 // Copies slot 0 of a pool to all slots: the same bytes everywhere, real codes.
 __global__ void spread(uint4* states, int64_t slot_words, int64_t words) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words;
        i += int64_t{gridDim.x} * blockDim.x) {
     if (i >= slot_words) states[i] = states[i % slot_words];
   }
-}
-
-double copy_bandwidth() {
-  const size_t bytes = size_t{2} << 30;
-  DeviceArray<uint8_t> from(bytes), to(bytes);
-  REQUIRE(cudaMemset(from.data, 0x5a, bytes));
-  cudaEvent_t a, b;
-  REQUIRE(cudaEventCreate(&a));
-  REQUIRE(cudaEventCreate(&b));
-  std::vector<float> times;
-  for (int i = 0; i < 9; ++i) {
-    REQUIRE(cudaEventRecord(a));
-    REQUIRE(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice));
-    REQUIRE(cudaEventRecord(b));
-    REQUIRE(cudaEventSynchronize(b));
-    float ms;
-    REQUIRE(cudaEventElapsedTime(&ms, a, b));
-    times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  return 2.0 * static_cast<double>(bytes) / (times[4] * 1e-3) / 1e9;
 }
 
 // Blocks of the fold per multiprocessor, for experiments.
@@ -127,14 +102,7 @@ double time_row(const Row& row, double copy, std::FILE* out) {
   }
   DeviceArray<int32_t> positions(at);
 
-  leapquant_pool pool = LEAPQUANT_INIT(leapquant_pool);
-  pool.num_state_slots = pool.num_window_slots = slots;
-  pool.states = states.data;
-  pool.windows = windows.data;
-  pool.state_stride_bytes = layout.state_bytes;
-  pool.window_stride_bytes = layout.window.bytes;
-  pool.base = base.data;
-  pool.health = health.data;
+  const leapquant_pool pool = pool_of(layout, slots, states, windows, base, health);
   leapquant_decode_args args = LEAPQUANT_INIT(leapquant_decode_args);
   args.batch = row.batch;
   args.tokens = row.tokens;
@@ -180,31 +148,7 @@ double time_row(const Row& row, double copy, std::FILE* out) {
     graphs.push_back(exec);
   }
   const int repeats = row.batch >= 512 ? 7 : 9;
-  std::vector<cudaEvent_t> events(static_cast<size_t>(phases) + 1);
-  for (auto& e : events) REQUIRE(cudaEventCreate(&e));
-  std::vector<std::vector<float>> times(static_cast<size_t>(phases));
-  for (int r = 0; r < repeats + 2; ++r) {
-    for (int p = 0; p < phases; ++p) {
-      REQUIRE(cudaEventRecord(events[static_cast<size_t>(p)], stream));
-      REQUIRE(cudaGraphLaunch(graphs[static_cast<size_t>(p)], stream));
-    }
-    REQUIRE(cudaEventRecord(events.back(), stream));
-    REQUIRE(cudaStreamSynchronize(stream));
-    for (int p = 0; p < phases && r >= 2; ++p) {
-      float ms;
-      REQUIRE(cudaEventElapsedTime(&ms, events[static_cast<size_t>(p)],
-                                   events[static_cast<size_t>(p) + 1]));
-      times[static_cast<size_t>(p)].push_back(ms * 1e3f / static_cast<float>(sets));
-    }
-  }
-  double mean = 0.0, fastest = 1e30, slowest = 0.0;
-  for (auto& t : times) {
-    std::sort(t.begin(), t.end());
-    const double median = t[t.size() / 2];
-    mean += median / phases;
-    fastest = std::min(fastest, median);
-    slowest = std::max(slowest, median);
-  }
+  const auto [mean, fastest, slowest] = time_phases(graphs, sets, repeats, stream);
   int faults = 0;
   for (const int32_t s : device_status.get()) faults += s != LEAPQUANT_OK;
   if (faults != 0) std::printf("  %d faulty sequences\n", faults);
@@ -227,8 +171,6 @@ double time_row(const Row& row, double copy, std::FILE* out) {
   std::printf("%s\n", line);
   std::fflush(stdout);
   if (out != nullptr) std::fprintf(out, "%s\n", line);
-  for (auto& graph : graphs) REQUIRE(cudaGraphExecDestroy(graph));
-  for (auto& e : events) REQUIRE(cudaEventDestroy(e));
   REQUIRE(cudaStreamDestroy(stream));
   return mean;
 }

@@ -176,6 +176,22 @@ struct HostPool {
   }
 };
 
+// A view of `slots` slots in device memory.
+inline leapquant_pool pool_of(const Layout& layout, int slots, const DeviceArray<std::byte>& states,
+                              const DeviceArray<std::byte>& windows,
+                              const DeviceArray<int32_t>& base,
+                              const DeviceArray<leapquant_health>& health) {
+  leapquant_pool pool = LEAPQUANT_INIT(leapquant_pool);
+  pool.num_state_slots = pool.num_window_slots = slots;
+  pool.states = states.data;
+  pool.windows = windows.data;
+  pool.state_stride_bytes = layout.state_bytes;
+  pool.window_stride_bytes = layout.window.bytes;
+  pool.base = base.data;
+  pool.health = health.data;
+  return pool;
+}
+
 inline double difference(const double* a, const double* b, size_t n, double* norm) {
   double sum = 0.0;
   *norm = 0.0;

@@ -30,14 +30,7 @@ inline bool check_plain(const char* state, bool stagger, int k_heads) {
   for (int i = 0; i < batch; ++i) at[static_cast<size_t>(i)] = 0;
   rows[5] = -1;
   DeviceArray<int32_t> device_rows(rows), device_at(at), status(slots), device_counts(counts);
-  leapquant_pool pool = LEAPQUANT_INIT(leapquant_pool);
-  pool.num_state_slots = pool.num_window_slots = batch;
-  pool.states = states.data;
-  pool.windows = windows.data;
-  pool.state_stride_bytes = layout.state_bytes;
-  pool.window_stride_bytes = layout.window.bytes;
-  pool.base = base.data;
-  pool.health = health.data;
+  const leapquant_pool pool = pool_of(layout, batch, states, windows, base, health);
   DeviceArray<uint16_t> output(slots * hv * 128);
   int differ = 0, faulty = 0, served = 0;
   double size = 0.0;

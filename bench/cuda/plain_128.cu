@@ -5,7 +5,7 @@
 // Timing as in decode_128: one CUDA graph per phase of the window over all slot sets (together past
 // the second cache level), all phases in turn; medians; per step, one graph that moves positions.
 #include "cuda/backend.h"
-#include "decode_case.cuh"
+#include "timing.cuh"
 
 namespace {
 
@@ -18,11 +18,6 @@ struct Row {
   int decay, k_dim, v_dim, batch, tokens;
   bool stagger, folds;  // folds: forced folds alone, after eight tokens each
 };
-
-__global__ void advance(int32_t* positions, int32_t count, int32_t by) {
-  const int32_t i = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < count) positions[i] += by;
-}
 
 __global__ void draw(float* x, int64_t count) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
@@ -114,13 +109,7 @@ struct Bench {
     REQUIRE(cudaMemset(windows.data, 0, windows.count));
     REQUIRE(cudaMemset(base.data, 0, base.count * 4));
     REQUIRE(cudaMemset(health.data, 0, health.count * sizeof(leapquant_health)));
-    pool.num_state_slots = pool.num_window_slots = slots;
-    pool.states = states.data;
-    pool.windows = windows.data;
-    pool.state_stride_bytes = layout.state_bytes;
-    pool.window_stride_bytes = layout.window.bytes;
-    pool.base = base.data;
-    pool.health = health.data;
+    pool = pool_of(layout, slots, states, windows, base, health);
     launch.workspace = workspace.data;
     launch.workspace_bytes = workspace.count;
     args.batch = batch;
@@ -260,27 +249,6 @@ int check() {
 
 // ---- Timing ----
 
-double copy_bandwidth() {
-  const size_t bytes = size_t{2} << 30;
-  DeviceArray<uint8_t> from(bytes), to(bytes);
-  REQUIRE(cudaMemset(from.data, 0x5a, bytes));
-  cudaEvent_t a, b;
-  REQUIRE(cudaEventCreate(&a));
-  REQUIRE(cudaEventCreate(&b));
-  std::vector<float> times;
-  for (int i = 0; i < 9; ++i) {
-    REQUIRE(cudaEventRecord(a));
-    REQUIRE(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice));
-    REQUIRE(cudaEventRecord(b));
-    REQUIRE(cudaEventSynchronize(b));
-    float ms;
-    REQUIRE(cudaEventElapsedTime(&ms, a, b));
-    times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  return 2.0 * static_cast<double>(bytes) / (times[4] * 1e-3) / 1e9;
-}
-
 void time_row(const Row& row, double copy, std::FILE* out) {
   constexpr int kHeads = 32;
   Layout layout = layout_for(row.state, row.decay, kHeads, kHeads, row.k_dim, row.v_dim,
@@ -334,31 +302,7 @@ void time_row(const Row& row, double copy, std::FILE* out) {
     graphs.push_back(exec);
   }
   const int repeats = phases > 1 ? 7 : 21;
-  std::vector<cudaEvent_t> events(static_cast<size_t>(phases) + 1);
-  for (auto& e : events) REQUIRE(cudaEventCreate(&e));
-  std::vector<std::vector<float>> times(static_cast<size_t>(phases));
-  for (int r = 0; r < repeats + 2; ++r) {
-    for (int p = 0; p < phases; ++p) {
-      REQUIRE(cudaEventRecord(events[static_cast<size_t>(p)], stream));
-      REQUIRE(cudaGraphLaunch(graphs[static_cast<size_t>(p)], stream));
-    }
-    REQUIRE(cudaEventRecord(events.back(), stream));
-    REQUIRE(cudaStreamSynchronize(stream));
-    for (int p = 0; p < phases && r >= 2; ++p) {
-      float ms;
-      REQUIRE(cudaEventElapsedTime(&ms, events[static_cast<size_t>(p)],
-                                   events[static_cast<size_t>(p) + 1]));
-      times[static_cast<size_t>(p)].push_back(ms * 1e3f / static_cast<float>(sets));
-    }
-  }
-  double mean = 0.0, fastest = 1e30, slowest = 0.0;
-  for (auto& t : times) {
-    std::sort(t.begin(), t.end());
-    const double median = t[t.size() / 2];
-    mean += median / phases;
-    fastest = std::min(fastest, median);
-    slowest = std::max(slowest, median);
-  }
+  const auto [mean, fastest, slowest] = time_phases(graphs, sets, repeats, stream);
   if (bench.faults() != 0) std::printf("  %d faulty sequences\n", bench.faults());
   const double head = static_cast<double>(l.state_bytes) / kHeads;
   const double record =
@@ -391,8 +335,6 @@ void time_row(const Row& row, double copy, std::FILE* out) {
     std::fprintf(out, "%s\n", line);
     std::fflush(out);
   }
-  for (auto& graph : graphs) REQUIRE(cudaGraphExecDestroy(graph));
-  for (auto& e : events) REQUIRE(cudaEventDestroy(e));
   REQUIRE(cudaStreamDestroy(stream));
 }
 

@@ -58,14 +58,7 @@ int time_row(int decay, int type, int batch, int tokens, std::FILE* out) {
   }
   const std::vector<int32_t> zeros(static_cast<size_t>(batch), 0);
   DeviceArray<int32_t> slot_list(slots), offset_list(offsets), positions(zeros);
-  leapquant_pool pool = LEAPQUANT_INIT(leapquant_pool);
-  pool.num_state_slots = pool.num_window_slots = batch;
-  pool.states = states.data;
-  pool.windows = windows.data;
-  pool.state_stride_bytes = layout.state_bytes;
-  pool.window_stride_bytes = layout.window.bytes;
-  pool.base = base.data;
-  pool.health = health.data;
+  const leapquant_pool pool = pool_of(layout, batch, states, windows, base, health);
   cudaStream_t stream;
   REQUIRE(cudaStreamCreate(&stream));
   leapquant_launch launch = LEAPQUANT_INIT(leapquant_launch);
