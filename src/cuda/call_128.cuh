@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/layout.h"
+#include "cuda/finite.cuh"
 #include "cuda/ptx.cuh"
 
 namespace leapquant::cuda {
@@ -197,22 +198,7 @@ struct Sequence128 {
   bool alive;      // rows to compute; false: only zeros to write
 };
 
-// Bits that show a non-finite 16-bit pair or 32-bit word: (word & mask) + one carries into `sign`.
-struct FiniteTest {
-  uint32_t mask, one, sign;
-};
-__device__ __forceinline__ FiniteTest finite_test(int32_t type) {
-  if (type == LEAPQUANT_BF16) return {0x7f807f80u, 0x00800080u, 0x80008000u};
-  if (type == LEAPQUANT_FP16) return {0x7c007c00u, 0x04000400u, 0x80008000u};
-  return {0x7f800000u, 0x00800000u, 0x80000000u};
-}
-
 // True when this thread's share of a token's rows of q, k and v holds a non-finite element.
-__device__ __forceinline__ uint32_t seen_in(const FiniteTest& test, const uint4& raw) {
-  return (((raw.x & test.mask) + test.one) | ((raw.y & test.mask) + test.one) |
-          ((raw.z & test.mask) + test.one) | ((raw.w & test.mask) + test.one)) &
-         test.sign;
-}
 template <int kUnroll, bool kPlain>
 __device__ __forceinline__ bool any_not_finite(const Call128& call, int64_t sequence, int32_t token,
                                                int32_t thread, int32_t threads) {

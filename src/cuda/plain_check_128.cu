@@ -3,27 +3,13 @@
 // Faults of the sequences of a decode call of heads of 128 x 128, in one launch: a block has a
 // sequence, its loads are as wide as the tensors' alignment allows and in flight together.
 #include "cuda/check.cuh"
+#include "cuda/finite.cuh"
 #include "cuda/plain_128.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/token.cuh"
 
 namespace leapquant::cuda {
 namespace {
-
-// Adding `one` to a masked word carries into `sign` where an exponent is all ones.
-struct FiniteTest {
-  uint32_t mask, one, sign;
-};
-
-__device__ FiniteTest finite_test(int32_t type) {
-  if (type == LEAPQUANT_BF16) return {0x7f807f80u, 0x00800080u, 0x80008000u};
-  if (type == LEAPQUANT_FP16) return {0x7c007c00u, 0x04000400u, 0x80008000u};
-  return {0x7f800000u, 0x00800000u, 0x80000000u};
-}
-
-__device__ uint32_t seen_in(const FiniteTest& test, uint32_t word) {
-  return ((word & test.mask) + test.one) & test.sign;
-}
 
 // Not zero when this thread's share of a token's rows of 128 holds a number that is not finite.
 __device__ uint32_t not_finite(const Rows& rows, int64_t sequence, int64_t token, int32_t heads,
@@ -39,7 +25,7 @@ __device__ uint32_t not_finite(const Rows& rows, int64_t sequence, int64_t token
       const int32_t piece = i & ((1 << shift) - 1);
       const uint4 x =
           __ldg(reinterpret_cast<const uint4*>(first + (i >> shift) * rows.head) + piece);
-      seen |= seen_in(test, x.x) | seen_in(test, x.y) | seen_in(test, x.z) | seen_in(test, x.w);
+      seen |= seen_in(test, x);
     }
     return seen;
   }

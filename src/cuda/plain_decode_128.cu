@@ -21,12 +21,6 @@ __device__ __forceinline__ uint32_t raw_number(const char* row, int32_t type, in
   return load_word_or_half(row + (half ? 2 : 4) * index, half);
 }
 
-// exp(g) for g <= 0. Near 1 the plain function may be a unit in the last place below, which adds up
-// over the tokens of a slowly decaying state that is multiplied at every one of them.
-__device__ __forceinline__ float decay_of(float g) {
-  return g > -0.5f ? 1.0f + expm1f(g) : expf(g);
-}
-
 // Last boundary of a head at or below `position`; serves_plain_128 keeps it in 32 bits.
 __device__ __forceinline__ int32_t boundary_at(const Call& call, int32_t v_head, int32_t position) {
   const uint32_t window = static_cast<uint32_t>(call.window);
@@ -301,7 +295,7 @@ struct Decode {
       k = k / sqrtf(((sums[4] + sums[5]) + (sums[6] + sums[7])) + in.l2norm_eps);
     }
     q *= in.q_scale;
-    const float own = decay_of(g);
+    const float own = decay_factor(g);
     at<float2>(plan.reads)[thread] = make_float2(own * k, own * q);
     if constexpr (kPerStep) at<float2>(plan.update)[thread] = make_float2(own, k);
     if constexpr (kVector && !kPerStep) {

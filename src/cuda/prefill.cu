@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
 }
 
-// ---- By columns: what comes before and after the recurrence of a stretch ----
+// ---- By chunks or columns: what comes before and after the recurrence of a stretch ----
 
 struct Item {
   int32_t sequence, v_head, slot;
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 }
 
 // Items go in waves as large as the workspace has room for states.
-cudaError_t prefill_by_columns(const Call& call, cudaStream_t stream) {
+cudaError_t prefill_by_stretches(const Call& call, cudaStream_t stream) {
   if (const cudaError_t error = allow_shared(begin_kernel, call)) return error;
   if (const cudaError_t error = allow_shared(end_kernel, call)) return error;
   const auto shared = static_cast<size_t>(call.scratch.shared_bytes);
@@ -234,9 +234,9 @@ cudaError_t prefill_by_columns(const Call& call, cudaStream_t stream) {
 
 cudaError_t prefill_general(const Layout& layout, Call* call, cudaStream_t stream) {
   if (const cudaError_t error = launch_checks(*call, -1, stream)) return error;
-  if (columns_serve(*call)) {
+  if (columns_serve(*call)) {  // whatever chunks serve, columns do too
     return for_head_ranges(layout, call,
-                           [&](const Call& part) { return prefill_by_columns(part, stream); });
+                           [&](const Call& part) { return prefill_by_stretches(part, stream); });
   }
   const auto kernel = prefill_kernel;
   if (const cudaError_t error = allow_shared(kernel, *call)) return error;
