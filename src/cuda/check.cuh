@@ -80,6 +80,15 @@ __device__ inline uint32_t checkpoint_faults(const Call& call, int32_t i, int32_
   return found;
 }
 
+// A padding row has no state that a checkpoint could take.
+__device__ inline uint32_t padding_faults(const Call& call, int32_t i, int32_t thread) {
+  uint32_t found = 0;
+  for (int32_t c = thread; c < call.num_checkpoints; c += kBlockThreads) {
+    if (call.checkpoints[c].sequence == i) found |= kBadCheckpoint;
+  }
+  return found;
+}
+
 // An earlier live row writes the same slot, or another row reads the slot that a fold writes.
 __device__ inline bool repeats(const Call& call, int32_t i, int32_t thread) {
   const int32_t* states =
@@ -112,8 +121,10 @@ __device__ inline int32_t sequence_fault(const Call& call, int32_t i, int32_t ca
   __syncthreads();
   if (thread == 0) *seen = 0;
   __syncthreads();
-  if (slot >= 0 && fault == LEAPQUANT_OK) {
-    uint32_t found = 0;
+  uint32_t found = 0;
+  if (slot < 0) {
+    if (call_tokens < 0) found = padding_faults(call, i, thread);
+  } else if (fault == LEAPQUANT_OK) {
     if (call.writes_slots != 0 && repeats(call, i, thread)) found |= kRepeated;
     if (call_tokens < 0) found |= checkpoint_faults(call, i, call.positions[i] + tokens, thread);
     if (call.reads_records != 0 && (call_tokens == 0 || tokens > 0)) {
@@ -126,8 +137,8 @@ __device__ inline int32_t sequence_fault(const Call& call, int32_t i, int32_t ca
         if (distance > room) found |= kPastWindow;
       }
     }
-    if (found != 0) atomicOr(seen, static_cast<int32_t>(found));
   }
+  if (found != 0) atomicOr(seen, static_cast<int32_t>(found));
   __syncthreads();
   return fault != LEAPQUANT_OK ? fault : status_of_findings(static_cast<uint32_t>(*seen));
 }

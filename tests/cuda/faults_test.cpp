@@ -202,8 +202,9 @@ TEST_P(Faults, FoldsDoNotWriteWhatTheyRead) {
 
 // Each fault is the sequence's, with the status that the CPU refuses the call with.
 TEST_P(Faults, CheckpointsKeepToTheirSlots) {
-  const auto run = [&](const std::vector<leapquant_checkpoint>& checkpoints, int32_t first_offset) {
-    const DeviceArray<int32_t> slots(Ints{0, 1}), positions(Ints{0, 0});
+  const auto run = [&](const std::vector<leapquant_checkpoint>& checkpoints, int32_t first_offset,
+                       const Ints& states = {0, 1}) {
+    const DeviceArray<int32_t> slots(states), positions(Ints{0, 0});
     const DeviceArray<int32_t> offsets(Ints{first_offset, 10, 14});
     const DeviceArray<leapquant_checkpoint> marks(checkpoints);
     const Tokens tokens = conformance::slice(tokens_, 0, 14);
@@ -252,6 +253,13 @@ TEST_P(Faults, CheckpointsKeepToTheirSlots) {
   expect_changed({1});
   EXPECT_EQ(run({{0, 5, 3}, {1, 4, 4}}, 0), (Ints{ok, ok}));
   expect_changed({0, 1, 3, 4});
+  // A padding row, in front and behind, beside a sequence with a checkpoint of its own.
+  EXPECT_EQ(run({{0, 5, 3}, {1, 4, 4}}, 0, {-1, 1}), (Ints{LEAPQUANT_INVALID_ARGUMENT, ok}));
+  expect_changed({1, 4});
+  EXPECT_EQ(run({{0, 5, 3}, {1, 4, 4}}, 0, {0, -1}), (Ints{ok, LEAPQUANT_INVALID_ARGUMENT}));
+  expect_changed({0, 3});
+  EXPECT_EQ(run({{1, 4, 4}}, 0, {-1, 1}), (Ints{ok, ok}));
+  expect_changed({1, 4});
 }
 
 // Decode, on every backend that serves the layer: the slots, windows, counts and positions of a
