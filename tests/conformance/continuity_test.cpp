@@ -6,14 +6,12 @@
 
 #include <numeric>
 
-#include "conformance/session.h"
+#include "conformance/sequence_cases.h"
 
 namespace leapquant::conformance {
 namespace {
 
 LEAPQUANT_ON_EVERY_BACKEND(Continuity);
-
-std::vector<double> widened(const Outputs& o) { return std::vector<double>(o.begin(), o.end()); }
 
 leapquant_shape grouped() { return make_shape(2, 4, 32, 32, LEAPQUANT_DECAY_SCALAR); }
 leapquant_shape vectors() { return make_shape(1, 2, 32, 48, LEAPQUANT_DECAY_VECTOR); }
@@ -66,25 +64,11 @@ TEST_P(Continuity, PerStepDecodeInAnyParts) {
   }
 }
 
-// H1 by decode, windowed: bit for bit where no boundary lies inside a call.
+// H1 by decode, windowed.
 TEST_P(Continuity, WindowedDecodeBetweenBoundaries) {
   for (const leapquant_shape& shape : {grouped(), vectors()}) {
     for (const char* format : {"int8", "int4+", "fp32", "int8+:decay=fp16"}) {
-      Session session(backend(), make_test_layout(shape, format), 2);
-      const Tokens tokens = random_tokens(shape, 48, 83);
-      session.reset(0);
-      session.reset(1);
-      const Outputs single = session.decode_steps(0, 0, tokens, 0, 48, 1);
-      Outputs parts;
-      int32_t t = 0;
-      for (int32_t count : {8, 8, 1, 7, 8, 3, 5, 8}) {  // cuts at 16 and 32 among them
-        const Outputs part = session.decode_one(1, t, tokens, t, count);
-        parts.insert(parts.end(), part.begin(), part.end());
-        t += count;
-      }
-      ASSERT_EQ(t, 48);
-      EXPECT_EQ(parts, single) << format;
-      EXPECT_TRUE(session.memory().slot_bytes(0) == session.memory().slot_bytes(1)) << format;
+      expect_cuts_change_no_bit({backend(), shape, format});
     }
   }
 }
@@ -177,54 +161,15 @@ TEST_P(Continuity, PackedSequencesStayApart) {
   }
 }
 
-// H4: padding is what is not given. Seven poisoned tokens before the first one are skipped by the
-// pointer; poison behind the last one by the count (all decode calls of these tests do that).
+// H4: padding is what is not given. Poison behind the last token is cut off by the count (all
+// decode calls of these tests do that).
 TEST_P(Continuity, LeftPaddingIsNotRead) {
-  const leapquant_shape shape = grouped();
-  Tokens tokens = random_tokens(shape, 6, 88);
-  Tokens padded;
-  append_poison(&padded, tokens, 7);
-  append(&padded, tokens);
-  leapquant_inputs inputs = padded.inputs();
-  const auto skip = [](leapquant_tensor* tensor, size_t all_floats) {
-    tensor->data = static_cast<const float*>(tensor->data) + all_floats / 13 * 7;
-  };
-  skip(&inputs.q, padded.q.size());
-  skip(&inputs.k, padded.k.size());
-  skip(&inputs.v, padded.v.size());
-  skip(&inputs.log_decay, padded.log_decay.size());
-  skip(&inputs.beta, padded.beta.size());
-  Session session(backend(), make_test_layout(shape, "int8"), 2);
-  session.reset(0);
-  session.reset(1);
-  EXPECT_EQ(session.decode_inputs(0, 0, inputs, 6),
-            session.decode_inputs(1, 0, tokens.inputs(), 6));
-  EXPECT_EQ(session.memory().slot_bytes(0), session.memory().slot_bytes(1));
+  expect_left_padding_is_not_read({backend(), grouped(), "int8"});
 }
 
-// H5: an initial state and a start far from zero are used, for one token or several.
 TEST_P(Continuity, InitialStateAndStartPosition) {
-  const leapquant_shape shape = grouped();
-  const Tokens tokens = random_tokens(shape, 8, 89);
-  std::vector<float> initial(4 * 32 * 32);
-  for (size_t i = 0; i < initial.size(); ++i) {
-    initial[i] = static_cast<float>(static_cast<int32_t>(i * 37 % 101) - 50) / 50.0f;
-  }
-  // 131072 and 0 lie alike in the grid of windows of 16, so all bits must be equal.
-  constexpr int32_t kFar = 131072;
   for (const char* format : {"int8", "fp32:step"}) {
-    Session session(backend(), make_test_layout(shape, format), 4);
-    session.import_state(0, kFar, initial);
-    session.import_state(1, 0, initial);
-    session.import_state(2, kFar, initial);
-    session.reset(3);
-    const Outputs far = session.decode_one(0, kFar, tokens, 0, 5);
-    EXPECT_EQ(far, session.decode_one(1, 0, tokens, 0, 5));
-    EXPECT_NE(far, session.decode_one(3, 0, tokens, 0, 5)) << "the initial state was not used";
-    const Outputs prefilled = session.prefill({{2, kFar, &tokens, 0, 5}})[0];
-    ASSERT_EQ(session.status()[0], LEAPQUANT_OK);
-    // FP16 records on one side only (windowed): 2e-3 as in families_test.
-    EXPECT_LE(worst_relative_error(prefilled, widened(far), 4, 32), 2e-3);
+    expect_far_starts_are_alike({backend(), grouped(), format});
   }
 }
 

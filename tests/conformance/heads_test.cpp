@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "conformance/session.h"
+#include "conformance/sequence_cases.h"
 #include "core/position.h"
 
 namespace leapquant::conformance {
@@ -14,79 +14,18 @@ namespace {
 
 LEAPQUANT_ON_EVERY_BACKEND(Heads);
 
-// One value head's tokens as a layer of one head.
-Tokens head_of(const Tokens& all, int32_t v_head) {
-  const leapquant_shape& s = all.shape;
-  Tokens one = all;
-  one.shape.num_k_heads = one.shape.num_v_heads = 1;
-  const auto pick = [](const std::vector<float>& data, int32_t heads, int32_t head, int32_t width) {
-    std::vector<float> result;
-    for (size_t row = 0; row * static_cast<size_t>(heads * width) < data.size(); ++row) {
-      const auto begin = data.begin() + static_cast<int64_t>(row) * heads * width + head * width;
-      result.insert(result.end(), begin, begin + width);
-    }
-    return result;
-  };
-  const int32_t k_head = v_head / (s.num_v_heads / s.num_k_heads);
-  one.q = pick(all.q, s.num_k_heads, k_head, s.head_k_dim);
-  one.k = pick(all.k, s.num_k_heads, k_head, s.head_k_dim);
-  one.v = pick(all.v, s.num_v_heads, v_head, s.head_v_dim);
-  one.beta = pick(all.beta, s.num_v_heads, v_head, 1);
-  one.log_decay = pick(all.log_decay, s.num_v_heads, v_head,
-                       s.decay == LEAPQUANT_DECAY_VECTOR ? s.head_k_dim : 1);
-  return one;
-}
-
-Outputs outputs_of_head(const Outputs& all, int32_t heads, int32_t v_head, int32_t v_dim) {
-  Outputs one;
-  for (size_t t = 0; t * static_cast<size_t>(heads * v_dim) < all.size(); ++t) {
-    const auto begin = all.begin() + static_cast<int64_t>(t) * heads * v_dim + v_head * v_dim;
-    one.insert(one.end(), begin, begin + v_dim);
-  }
-  return one;
-}
-
-// E1: grouped heads 2/32, 16/48, 4/12, 1/1, 16/16: each head's outputs are those of a layer of its
-// own, bit for bit, so gates are per value head and the map is by division.
 TEST_P(Heads, EachEqualsALayerOfItsOwn) {
   const std::pair<int32_t, int32_t> counts[] = {{2, 32}, {16, 48}, {4, 12}, {1, 1}, {16, 16}};
   for (const auto& [k_heads, v_heads] : counts) {
     for (leapquant_decay decay : {LEAPQUANT_DECAY_SCALAR, LEAPQUANT_DECAY_VECTOR}) {
-      const leapquant_shape shape = make_shape(k_heads, v_heads, 32, 32, decay);
-      const Tokens tokens = random_tokens(shape, 20, 71);
-      Session session(backend(), make_test_layout(shape, "int8+"), 2);
-      session.reset(0);
-      session.reset(1);
-      const Outputs decoded = session.decode_steps(0, 0, tokens, 0, 20, 4);
-      const Outputs prefilled = session.prefill({{1, 0, &tokens, 0, 20}})[0];
-      for (int32_t h : {0, v_heads / 3, v_heads - 1}) {
-        const Tokens one = head_of(tokens, h);
-        Session alone(backend(), make_test_layout(one.shape, "int8+"), 2);
-        alone.reset(0);
-        alone.reset(1);
-        EXPECT_EQ(alone.decode_steps(0, 0, one, 0, 20, 4), outputs_of_head(decoded, v_heads, h, 32))
-            << k_heads << "/" << v_heads << " head " << h;
-        EXPECT_EQ(alone.prefill({{1, 0, &one, 0, 20}})[0],
-                  outputs_of_head(prefilled, v_heads, h, 32))
-            << k_heads << "/" << v_heads << " head " << h << ", prefill";
-      }
+      expect_heads_are_layers({backend(), make_shape(k_heads, v_heads, 32, 32, decay), "int8+"}, 4);
     }
   }
 }
 
-// E1: exchanging two value heads' gates changes exactly these.
 TEST_P(Heads, GatesBelongToValueHeads) {
-  const leapquant_shape shape = make_shape(2, 4, 32, 32, LEAPQUANT_DECAY_SCALAR);
-  Tokens tokens = random_tokens(shape, 8, 72);
-  Session session(backend(), make_test_layout(shape, "int8"), 2);
-  session.reset(0);
-  session.reset(1);
-  const Outputs before = session.decode_one(0, 0, tokens, 0, 8);
-  for (size_t t = 0; t < 8; ++t) std::swap(tokens.log_decay[t * 4], tokens.log_decay[t * 4 + 1]);
-  const Outputs after = session.decode_one(1, 0, tokens, 0, 8);
-  for (int32_t h = 0; h < 4; ++h) {
-    EXPECT_EQ(outputs_of_head(before, 4, h, 32) == outputs_of_head(after, 4, h, 32), h >= 2) << h;
-  }
+  expect_gates_belong_to_value_heads(
+      {backend(), make_shape(2, 4, 32, 32, LEAPQUANT_DECAY_SCALAR), "int8"});
 }
 
 // E3: K != V, both memory orders; hand-over of prefill to decode; converting twice changes nothing.

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "conformance/session.h"
+#include "conformance/sequence_cases.h"
 
 namespace leapquant::conformance {
 namespace {
@@ -15,33 +15,9 @@ LEAPQUANT_ON_EVERY_BACKEND(Isolation);
 
 leapquant_shape grouped() { return make_shape(2, 4, 32, 48, LEAPQUANT_DECAY_SCALAR); }
 
-// F1: padding rows anywhere, slot 0 live: zero outputs (Session checks), no byte of any other slot.
 TEST_P(Isolation, PaddingRowsTouchNothing) {
-  const Tokens tokens = random_tokens(grouped(), 10, 111);
   for (const char* format : {"int8", "int8:step"}) {
-    for (const std::vector<int32_t>& slots :
-         {std::vector<int32_t>{0, 1, -1, 2}, {-1, -1, -1}, {-1, 0}, {3, -1, 0, -7}}) {
-      Session session(backend(), make_test_layout(grouped(), format), 4);
-      Session alone(backend(), make_test_layout(grouped(), format), 4);
-      for (int32_t slot = 0; slot < 4; ++slot) {
-        session.reset(slot);
-        alone.reset(slot);
-        session.decode_steps(slot, 0, tokens, 0, 3, 1);
-        alone.decode_steps(slot, 0, tokens, 0, 3, 1);
-      }
-      std::vector<Row> rows;
-      for (int32_t slot : slots) rows.push_back({slot, 3, &tokens, 3, 2});
-      const std::vector<Outputs> o = session.decode(rows);
-      EXPECT_EQ(session.status(), std::vector<int32_t>(slots.size(), LEAPQUANT_OK));
-      for (size_t i = 0; i < slots.size(); ++i) {
-        if (slots[i] < 0) continue;
-        EXPECT_EQ(alone.decode_one(slots[i], 3, tokens, 3, 2), o[i]) << format;
-      }
-      for (int32_t slot = 0; slot < 4; ++slot) {
-        EXPECT_TRUE(session.memory().slot_bytes(slot) == alone.memory().slot_bytes(slot))
-            << format << " slot " << slot;
-      }
-    }
+    expect_padding_rows_touch_nothing({backend(), grouped(), format}, 3);
   }
 }
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "conformance/session.h"
+#include "conformance/sequence_cases.h"
 #include "core/numeric.h"
 
 namespace leapquant::conformance {
@@ -15,50 +15,15 @@ LEAPQUANT_ON_EVERY_BACKEND(Window);
 
 leapquant_shape small() { return make_shape(1, 2, 32, 32, LEAPQUANT_DECAY_SCALAR); }
 
-// J1: a copy at every fill goes on as the original would, bit for bit, after the original is gone.
 TEST_P(Window, CopiesAtEveryFillGoOnAlike) {
   for (const char* format : {"int8+", "int8+:stagger=1"}) {
-    const Tokens tokens = random_tokens(small(), 60, 101);
-    Session session(backend(), make_test_layout(small(), format), 3);
-    for (int32_t fill = 0; fill < 18; ++fill) {
-      session.reset(0);
-      if (fill > 0) session.decode_steps(0, 0, tokens, 0, fill, 1);
-      session.copy(0, 1);
-      EXPECT_TRUE(session.memory().slot_bytes(0) == session.memory().slot_bytes(1));
-      session.copy(0, 2);
-      const Outputs original = session.decode_steps(0, fill, tokens, fill, 20, 1);
-      session.reset(0);
-      EXPECT_EQ(session.decode_steps(1, fill, tokens, fill, 20, 1), original) << fill;
-      EXPECT_EQ(session.decode_steps(2, fill, tokens, fill, 20, 1), original) << fill;
-    }
+    expect_copies_go_on_alike({backend(), small(), format});
   }
 }
 
-// J2: a forced fold at every fill leaves the position, and costs no more than one quantisation: the
-// error of the state against the unfolded one is what health reports.
 TEST_P(Window, ForcedFoldsAtEveryFill) {
-  const Tokens tokens = random_tokens(small(), 60, 102);
   for (const char* format : {"int8", "int8+", "int4+"}) {
-    Session session(backend(), make_test_layout(small(), format), 2);
-    for (int32_t fill = 1; fill < 17; ++fill) {
-      session.reset(0);
-      session.decode_steps(0, 0, tokens, 0, fill, 1);
-      session.copy(0, 1);
-      session.fold(1, fill);
-      for (int32_t h = 0; h < 2; ++h) {
-        EXPECT_EQ(session.memory().base(1)[h], fill);
-        const double error = relative_error(session.state(1, h, fill), session.state(0, h, fill));
-        EXPECT_NEAR(error, session.memory().health(1)[h].fold_error, 0.01 * error + 1e-6)
-            << format << " " << fill;
-        EXPECT_LE(error, 0.1) << format << " " << fill;
-      }
-      const Outputs o = session.decode_steps(1, fill, tokens, fill, 20, 1);
-      const Outputs unfolded = session.decode_steps(0, fill, tokens, fill, 20, 1);
-      EXPECT_LE(
-          worst_relative_error(o, std::vector<double>(unfolded.begin(), unfolded.end()), 2, 32, 20),
-          0.1)
-          << format << " " << fill;
-    }
+    expect_forced_folds_at_every_fill({backend(), small(), format});
   }
 }
 
@@ -68,8 +33,7 @@ TEST_P(Window, LengthsAndRanks) {
   const Tokens tokens = random_tokens(small(), 80, 103);
   Session exact(backends_under_test()[0], make_test_layout(small(), "fp32"), 1);
   exact.reset(0);
-  const Outputs expected = exact.prefill({{0, 0, &tokens, 0, 80}})[0];
-  const std::vector<double> wide(expected.begin(), expected.end());
+  const std::vector<double> wide = widened(exact.prefill({{0, 0, &tokens, 0, 80}})[0]);
   for (int32_t p : {1, 2, 16, 32, 64}) {
     for (int32_t r : {0, 1, 8, 32}) {
       for (const char* stagger : {":stagger=0", ":stagger=1"}) {

@@ -20,7 +20,7 @@ using conformance::random_tokens;
 using conformance::Session;
 using conformance::Tokens;
 
-LEAPQUANT_ON_DEVICE_BACKENDS(EdgeHeads128);
+LEAPQUANT_ON_DEVICE_BACKENDS(EdgeHeads128, "int8");
 
 constexpr const char* kFormats[] = {"int8",  "int6",  "int4",        "int8+",
                                     "int6+", "int4+", "int4-compact"};

@@ -23,6 +23,25 @@ inline leapquant_shape kda_128(int32_t heads = 2) {
   return conformance::make_shape(heads, heads, 128, 128, LEAPQUANT_DECAY_VECTOR);
 }
 
+// 36 tokens of two value heads with raw gates of this kind, step sizes through a sigmoid,
+// normalised keys and scaled queries.
+inline conformance::Tokens raw_gates_128(const leapquant_shape& shape, int32_t gate) {
+  conformance::Tokens tokens = conformance::random_tokens(shape, 36, 8114);
+  tokens.options.gate = gate;
+  tokens.options.lower_bound = -5.0f;
+  tokens.options.beta_kind = LEAPQUANT_BETA_SIGMOID;
+  tokens.options.beta_scale = 2.0f;
+  tokens.options.qk_l2norm = 1;
+  tokens.options.q_scale = 0.088f;
+  tokens.a_log = {0.5f, -1.0f};
+  const size_t biases = shape.decay == LEAPQUANT_DECAY_VECTOR ? 2 * 128 : 2;
+  for (size_t i = 0; i < biases; ++i) {
+    tokens.dt_bias.push_back(0.1f * static_cast<float>(i % 7) - 3.0f);
+  }
+  for (float& x : tokens.log_decay) x = 60.0f * (x + 0.05f);  // -3 to 3
+  return tokens;
+}
+
 class OnDeviceBackends : public ::testing::TestWithParam<conformance::TestBackend> {
  protected:
   const conformance::TestBackend& backend() const { return GetParam(); }
@@ -33,8 +52,9 @@ class OnDeviceBackends : public ::testing::TestWithParam<conformance::TestBacken
   }
 };
 
-inline std::vector<conformance::TestBackend> backends_of_heads_128() {
-  return conformance::device_backends(conformance::make_test_layout(gdn_128(), "int8"));
+inline std::vector<conformance::TestBackend> backends_of_heads_128(const char* format) {
+  return conformance::device_backends(
+      conformance::make_test_layout(gdn_128(), std::string(format)));
 }
 inline std::string backend_name(const ::testing::TestParamInfo<conformance::TestBackend>& info) {
   std::string name = info.param.name;
@@ -74,9 +94,10 @@ inline void expect_oracle(conformance::Session* session, const conformance::Toke
 
 }  // namespace leapquant::cuda_test
 
-// Declares test class NAME and runs its tests on every device backend for 128 x 128 heads.
-#define LEAPQUANT_ON_DEVICE_BACKENDS(NAME)                                                       \
-  class NAME : public ::leapquant::cuda_test::OnDeviceBackends {};                               \
-  INSTANTIATE_TEST_SUITE_P(Heads128, NAME,                                                       \
-                           ::testing::ValuesIn(::leapquant::cuda_test::backends_of_heads_128()), \
-                           ::leapquant::cuda_test::backend_name)
+// Declares test class NAME and runs its tests on every device backend that takes 128 x 128 heads in
+// FORMAT.
+#define LEAPQUANT_ON_DEVICE_BACKENDS(NAME, FORMAT)                                                \
+  class NAME : public ::leapquant::cuda_test::OnDeviceBackends {};                                \
+  INSTANTIATE_TEST_SUITE_P(                                                                       \
+      Heads128, NAME, ::testing::ValuesIn(::leapquant::cuda_test::backends_of_heads_128(FORMAT)), \
+      ::leapquant::cuda_test::backend_name)
