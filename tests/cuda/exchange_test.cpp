@@ -198,6 +198,52 @@ TEST(Exchange, EveryFillAndDecay) {
   }
 }
 
+// A device with activations and outputs in BF16, a host with the same values in FP32: the outputs
+// are the host's but for their own rounding (2^-9 of each), and a state saved on the way goes back.
+TEST(Exchange, NarrowActivationsGoOnAlike) {
+  const leapquant_shape shapes[] = {conformance::make_shape(2, 4, 128, 128, LEAPQUANT_DECAY_SCALAR),
+                                    conformance::make_shape(2, 2, 128, 128, LEAPQUANT_DECAY_VECTOR),
+                                    conformance::make_shape(1, 2, 64, 96, LEAPQUANT_DECAY_SCALAR)};
+  for (const leapquant_shape& shape : shapes) {
+    Tokens tokens = conformance::random_tokens(shape, 60, 7204);
+    for (std::vector<float>* values : {&tokens.q, &tokens.k, &tokens.v}) {
+      for (float& x : *values) x = bf16_to_float(float_to_bf16(x));
+    }
+    for (const char* format : {"int8", "int4+:stagger=1", "bf16", "fp32:step"}) {
+      SCOPED_TRACE(std::string(format) + ", " + std::to_string(shape.head_k_dim) + ", decay " +
+                   std::to_string(shape.decay));
+      HostLayer host(shape, format);
+      for (int32_t t = 0; t < 33; ++t) host.decode(t, conformance::slice(tokens, t, 1));
+      DeviceLayer device(shape, format, 2, 1);
+      device.use_bf16_rows();
+      EXPECT_EQ(
+          load(device.layout().get(), device.pool(), 1, save(host.layout(), host.pool(), 0, 33)),
+          33);
+      // No head folds from here to the end: boundaries lie at 24, 32, 40 and 48.
+      std::vector<float> here, there;
+      for (int32_t t = 33; t < 39; ++t) {
+        const Tokens token = conformance::slice(tokens, t, 1);
+        const std::vector<float> a = host.decode(t, token);
+        const std::vector<float> b = device.decode({{1, t, 1}}, token);
+        EXPECT_EQ(device.status(1)[0], LEAPQUANT_OK);
+        here.insert(here.end(), a.begin(), a.end());
+        there.insert(there.end(), b.begin(), b.end());
+      }
+      EXPECT_LE(relative(there, here), 0x1p-9 + 2e-5);
+
+      HostLayer again(shape, format);
+      EXPECT_EQ(
+          load(again.layout(), again.pool(), 0, save(device.layout().get(), device.pool(), 1, 39)),
+          39);
+      // FP16 records differ where FP32 corrections round to different neighbours, one in
+      // thousands: 1e-4 of the norm covers several.
+      const Tokens next = conformance::slice(tokens, 39, 1);
+      const std::vector<float> before = host.decode(39, next);
+      EXPECT_LE(relative(again.decode(39, next), before), 1e-4);
+    }
+  }
+}
+
 // What is wrong with a blob is found before the slot changes.
 TEST(Exchange, RefusedBlobsChangeNothing) {
   const leapquant_shape shape = conformance::make_shape(1, 2, 64, 64, LEAPQUANT_DECAY_SCALAR);
