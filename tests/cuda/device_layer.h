@@ -200,14 +200,7 @@ class DeviceLayer {
     args.window_slots = windows;
     args.positions = positions_.data();
     args.num_tokens = counts_.data();
-    args.inputs.q.data = q_.data();
-    args.inputs.k.data = k_.data();
-    args.inputs.v.data = v_.data();
-    args.inputs.log_decay.data = log_decay_.data();
-    args.inputs.beta.data = beta_.data();
-    args.output.data = output_.data();
-    args.output.type = bf16_ ? LEAPQUANT_BF16 : LEAPQUANT_FP32;
-    if (bf16_) view_bf16_rows(tokens, &args.inputs);
+    set_tensors(tokens, &args.inputs, &args.output);
     args.status = status_.data();
     const leapquant_pool p = pool();
     const leapquant_launch l = launch(stream, check);
@@ -218,6 +211,31 @@ class DeviceLayer {
     put_rows(rows, packed);
     require(decode_call(static_cast<int32_t>(rows.size()), tokens));
     return outputs(rows.size() * static_cast<size_t>(tokens));
+  }
+  // The same for sequences of any lengths, packed one behind the other, and checkpoints in them.
+  void put_sequences(const std::vector<Row>& rows, const Tokens& packed,
+                     const std::vector<leapquant_checkpoint>& checkpoints = {}) {
+    put_rows(rows, packed);
+    std::vector<int32_t> offsets = {0};
+    for (const Row& row : rows) offsets.push_back(offsets.back() + row.count);
+    offsets_.put(offsets);
+    checkpoints_.put(checkpoints);
+  }
+  leapquant_status prefill_call(int32_t batch, int32_t num_checkpoints = 0, bool through = false,
+                                cudaStream_t stream = nullptr) {
+    leapquant_prefill_args args = LEAPQUANT_INIT(leapquant_prefill_args);
+    args.batch = batch;
+    args.state_slots = slots_.data();
+    args.positions = positions_.data();
+    args.token_offsets = offsets_.data();
+    args.num_checkpoints = num_checkpoints;
+    args.checkpoints = num_checkpoints > 0 ? checkpoints_.data() : nullptr;
+    args.through = through ? 1 : 0;
+    set_tensors(1, &args.inputs, &args.output);
+    args.status = status_.data();
+    const leapquant_pool p = pool();
+    const leapquant_launch l = launch(stream);
+    return leapquant_prefill(layout_.get(), &p, &args, &l);
   }
   std::vector<float> outputs(size_t rows) const {
     std::vector<float> values = output_.get(0, rows * token_size());
@@ -291,6 +309,17 @@ class DeviceLayer {
   DeviceArray<int32_t>& positions() { return positions_; }
 
  private:
+  // tokens: of a sequence of the tensors.
+  void set_tensors(int32_t tokens, leapquant_inputs* inputs, leapquant_output* output) const {
+    inputs->q.data = q_.data();
+    inputs->k.data = k_.data();
+    inputs->v.data = v_.data();
+    inputs->log_decay.data = log_decay_.data();
+    inputs->beta.data = beta_.data();
+    output->data = output_.data();
+    output->type = bf16_ ? LEAPQUANT_BF16 : LEAPQUANT_FP32;
+    if (bf16_) view_bf16_rows(tokens, inputs);
+  }
   size_t key_row() const {
     return static_cast<size_t>(shape_.num_k_heads) * static_cast<size_t>(shape_.head_k_dim);
   }
@@ -324,7 +353,8 @@ class DeviceLayer {
   int64_t state_stride_ = 0;
   int64_t window_stride_ = 0;
   DeviceArray<uint8_t> states_, windows_, workspace_;
-  DeviceArray<int32_t> base_, slots_, positions_, counts_, status_;
+  DeviceArray<int32_t> base_, slots_, positions_, counts_, offsets_, status_;
+  DeviceArray<leapquant_checkpoint> checkpoints_;
   DeviceArray<leapquant_health> health_;
   DeviceArray<float> q_, k_, v_, log_decay_, beta_, output_, matrices_;
   DeviceArray<uint16_t> q_k_v_;

@@ -227,7 +227,7 @@ TEST_P(Faults, CheckpointsKeepToTheirSlots) {
     args.status = status.data();
     const leapquant_pool p = layer_.pool();
     const leapquant_launch l = layer_.launch();
-    layer_.reset({0, 1});
+    layer_.reset({0, 1, 2, 3, 4, 5});
     before_ = bytes();
     require(leapquant_prefill(layer_.layout().get(), &p, &args, &l));
     return status.get(0, 2);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Case F2: a decode captured in a CUDA graph and replayed with other slots, positions and padding
-// rows gives the bits of eager calls, across window boundaries. Nothing of a launch may depend on
-// what lies in the arrays.
+// rows gives the bits of eager calls, across window boundaries; a prefill too, with other lengths
+// and checkpoints. Nothing of a launch may depend on what lies in the arrays.
 #include <algorithm>
 
 #include "cuda/device_layer.h"
@@ -21,9 +21,10 @@ struct Graph {
   }
 };
 
-void capture(DeviceLayer* layer, int32_t tokens, cudaStream_t stream, Graph* graph) {
+template <typename Call>
+void capture(const Call& call, cudaStream_t stream, Graph* graph) {
   require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  require(layer->decode_call(kBatch, tokens, stream));
+  require(call());
   require(cudaStreamEndCapture(stream, &graph->graph));
   require(cudaGraphInstantiate(&graph->executable, graph->graph, 0));
 }
@@ -71,7 +72,7 @@ void expect_replays_as_eager(const leapquant_shape& shape, const std::string& fo
     replayed.put_rows(rows, packed);
     require(cudaDeviceSynchronize());
     if (step == 0) {
-      capture(&replayed, tokens, stream, &graph);
+      capture([&] { return replayed.decode_call(kBatch, tokens, stream); }, stream, &graph);
       ASSERT_NE(graph.executable, nullptr);
     }
     require(cudaGraphLaunch(graph.executable, stream));
@@ -99,6 +100,70 @@ TEST(Graph, ReplaysAreEagerCalls) {
   expect_replays_as_eager(scalar(128), "int8+:stagger=1", 4);
   expect_replays_as_eager(conformance::make_shape(2, 2, 128, 128, LEAPQUANT_DECAY_VECTOR),
                           "int6+:stagger=1", 1);
+}
+
+// Four sequences in six slots, two checkpoints a call, in slots that hold no sequence. The first
+// call has most tokens, so that no array moves later.
+void expect_prefills_as_eager(const leapquant_shape& shape, const std::string& format, bool bf16) {
+  SCOPED_TRACE(format + ", " + std::to_string(shape.head_k_dim) + ", decay " +
+               std::to_string(shape.decay) + (bf16 ? ", BF16" : ""));
+  struct Step {
+    std::vector<Row> rows;
+    std::vector<leapquant_checkpoint> checkpoints;
+  };
+  const Step steps[] = {
+      {{{0, 0, 70}, {1, 0, 33}, {2, 0, 1}, {3, 0, 16}}, {{0, 40, 4}, {1, 33, 5}}},
+      {{{3, 16, 5}, {2, 1, 0}, {-1, 77, 9}, {1, 33, 64}}, {{0, 17, 5}, {3, 97, 4}}},
+      {{{-4, 0, 3}, {5, 17, 90}, {0, 70, 2}, {2, 1, 17}}, {{1, 64, 1}, {1, 65, 3}}}};
+  const Tokens all = conformance::random_tokens(shape, 120, 7002);
+  DeviceLayer replayed(shape, format, 6, 4);
+  DeviceLayer eager(shape, format, 6, 4);
+  for (DeviceLayer* layer : {&replayed, &eager}) {
+    if (bf16) layer->use_bf16_rows();
+    layer->reset({0, 1, 2, 3, 4, 5});
+  }
+  cudaStream_t stream = nullptr;
+  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  Graph graph;
+  for (const Step& step : steps) {
+    int32_t count = 0;
+    for (const Row& row : step.rows) count += row.count;
+    const Tokens packed = conformance::slice(all, 120 - count, count);
+    for (DeviceLayer* layer : {&replayed, &eager}) {
+      layer->put_sequences(step.rows, packed, step.checkpoints);
+    }
+    require(cudaDeviceSynchronize());
+    if (graph.executable == nullptr) {
+      capture([&] { return replayed.prefill_call(4, 2, true, stream); }, stream, &graph);
+      ASSERT_NE(graph.executable, nullptr);
+    }
+    require(cudaGraphLaunch(graph.executable, stream));
+    require(cudaStreamSynchronize(stream));
+    require(eager.prefill_call(4, 2, true));
+    const auto tokens = static_cast<size_t>(count);
+    const std::vector<float> expected = eager.outputs(tokens);
+    const std::vector<float> actual = replayed.outputs(tokens);
+    ASSERT_EQ(std::memcmp(actual.data(), expected.data(), expected.size() * sizeof(float)), 0);
+    ASSERT_EQ(replayed.status(4), std::vector<int32_t>(4, LEAPQUANT_OK));
+    for (int32_t slot = 0; slot < 6; ++slot) {
+      EXPECT_TRUE(replayed.slot_bytes(slot) == eager.slot_bytes(slot)) << slot;
+    }
+  }
+  require(cudaStreamDestroy(stream));
+}
+
+TEST(Graph, PrefillsReplayAsEagerCalls) {
+  const auto shape = [](int32_t dim, leapquant_decay decay) {
+    return conformance::make_shape(2, 4, dim, dim, decay);
+  };
+  expect_prefills_as_eager(shape(64, LEAPQUANT_DECAY_SCALAR), "int8", false);
+  expect_prefills_as_eager(shape(20, LEAPQUANT_DECAY_SCALAR), "int4+", false);
+  for (const char* format : {"int8", "bf16", "fp32:step"}) {
+    expect_prefills_as_eager(shape(128, LEAPQUANT_DECAY_SCALAR), format, true);
+    expect_prefills_as_eager(shape(128, LEAPQUANT_DECAY_SCALAR), format, false);
+  }
+  expect_prefills_as_eager(conformance::make_shape(2, 2, 128, 128, LEAPQUANT_DECAY_VECTOR), "int8",
+                           true);
 }
 
 }  // namespace

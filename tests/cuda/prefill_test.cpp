@@ -76,33 +76,35 @@ TEST(Prefill, WavesAreAlike) {
 // Checkpoints inside and at the end of two sequences: what they hold is what a prefill up to there
 // leaves; `through` continues from them.
 TEST(Prefill, Checkpoints) {
-  const leapquant_shape shape = conformance::make_shape(1, 2, 64, 64, LEAPQUANT_DECAY_SCALAR);
-  const Layout layout = conformance::make_test_layout(shape, std::string("int8"));
-  const Tokens tokens = conformance::random_tokens(shape, 60, 7603);
-  for (bool through : {false, true}) {
-    SCOPED_TRACE(through);
-    Session session(general(layout), layout, 10);
-    for (int32_t slot : {0, 1, 6, 7, 8}) session.reset(slot);
-    const std::vector<leapquant_checkpoint> checkpoints = {
-        {0, 10, 2}, {0, 33, 3}, {1, 16, 4}, {1, 60, 5}};
-    const std::vector<conformance::Outputs> o =
-        session.prefill({{0, 0, &tokens, 0, 50}, {1, 0, &tokens, 0, 60}}, checkpoints, through);
-    session.prefill({{6, 0, &tokens, 0, 10}});
-    EXPECT_TRUE(session.memory().state_bytes(2) == session.memory().state_bytes(6));
-    EXPECT_TRUE(session.memory().state_bytes(5) == session.memory().state_bytes(1));
-    EXPECT_EQ(session.memory().base(0)[0], 50);
-    EXPECT_EQ(session.memory().base(1)[1], 60);
-    EXPECT_EQ(session.memory().base(3)[0], 33);
-    if (through) {  // a hit at 33 continues as this run did
-      session.copy(3, 7);
-      const conformance::Outputs rest = session.prefill({{7, 33, &tokens, 33, 17}})[0];
-      EXPECT_TRUE(
-          std::equal(rest.begin(), rest.end(), o[0].end() - static_cast<int64_t>(rest.size())));
-      EXPECT_TRUE(session.memory().state_bytes(7) == session.memory().state_bytes(0));
-    } else {  // the exact state goes on
-      const conformance::Outputs whole = session.prefill({{8, 0, &tokens, 0, 50}})[0];
-      EXPECT_EQ(whole, o[0]);
-      EXPECT_TRUE(session.memory().state_bytes(8) == session.memory().state_bytes(0));
+  for (const leapquant_shape& shape : shapes()) {
+    for (bool through : {false, true}) {
+      SCOPED_TRACE(std::to_string(shape.head_k_dim) + ", decay " + std::to_string(shape.decay) +
+                   (through ? ", through" : ""));
+      const Layout layout = conformance::make_test_layout(shape, std::string("int8"));
+      const Tokens tokens = conformance::random_tokens(shape, 60, 7603);
+      Session session(general(layout), layout, 10);
+      for (int32_t slot : {0, 1, 6, 7, 8}) session.reset(slot);
+      const std::vector<leapquant_checkpoint> checkpoints = {
+          {0, 10, 2}, {0, 33, 3}, {1, 16, 4}, {1, 60, 5}};
+      const std::vector<conformance::Outputs> o =
+          session.prefill({{0, 0, &tokens, 0, 50}, {1, 0, &tokens, 0, 60}}, checkpoints, through);
+      session.prefill({{6, 0, &tokens, 0, 10}});
+      EXPECT_TRUE(session.memory().state_bytes(2) == session.memory().state_bytes(6));
+      EXPECT_TRUE(session.memory().state_bytes(5) == session.memory().state_bytes(1));
+      EXPECT_EQ(session.memory().base(0)[0], 50);
+      EXPECT_EQ(session.memory().base(1)[1], 60);
+      EXPECT_EQ(session.memory().base(3)[0], 33);
+      if (through) {  // a hit at 33 continues as this run did
+        session.copy(3, 7);
+        const conformance::Outputs rest = session.prefill({{7, 33, &tokens, 33, 17}})[0];
+        EXPECT_TRUE(
+            std::equal(rest.begin(), rest.end(), o[0].end() - static_cast<int64_t>(rest.size())));
+        EXPECT_TRUE(session.memory().state_bytes(7) == session.memory().state_bytes(0));
+      } else {  // the exact state goes on
+        const conformance::Outputs whole = session.prefill({{8, 0, &tokens, 0, 50}})[0];
+        EXPECT_EQ(whole, o[0]);
+        EXPECT_TRUE(session.memory().state_bytes(8) == session.memory().state_bytes(0));
+      }
     }
   }
 }

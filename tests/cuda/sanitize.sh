@@ -32,6 +32,8 @@ selection=(
   "cuda_ranges_128_test *NormalisationAdds*:*GrowthIsFlagged*"
   "cuda_faults_test *"
   "cuda_prefill_test *"
+  "cuda_prefill_chunks_test *"
+  "cuda_plain_states_128_test *TypesOf*:*PaddingRows*"
 )
 racecheck_selection=(
   "cuda_determinism_test Determinism.SomeHeadsTwoSteps"
@@ -40,6 +42,8 @@ racecheck_selection=(
   "cuda_ranges_128_test *NormalisationAdds*:*GrowthIsFlagged*"
   "cuda_faults_test *Copy*/0:*FoldsDoNot*/0:*Decode*/0"
   "cuda_prefill_test *Checkpoints*"
+  "cuda_prefill_chunks_test *BitsDoNotHang*"
+  "cuda_plain_states_128_test *PaddingRows*"
 )
 
 logs="$(mktemp -d)"
