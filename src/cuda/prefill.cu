@@ -10,7 +10,9 @@
 #include "cuda/codec.cuh"
 #include "cuda/operations.cuh"
 #include "cuda/prefill_chunks.cuh"
+#include "cuda/prefill_chunks_128.cuh"
 #include "cuda/prefill_columns.cuh"
+#include "cuda/prefill_end_128.cuh"
 
 namespace leapquant::cuda {
 namespace {
@@ -207,13 +209,34 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
 }
 
+// The launch that takes states through a stretch.
+auto recurrence_of(const Call& call) {
+  if (!chunks_serve(call)) return launch_columns;
+#ifdef LEAPQUANT_CUDA_128
+  if (chunks_128_serve(call)) return launch_chunks_128;
+#endif
+  return launch_chunks;
+}
+
+// The launch that brings states into slots.
+cudaError_t launch_end(const Layout& layout, const Call& call, const StretchRange& range,
+                       unsigned grid, cudaStream_t stream) {
+#ifdef LEAPQUANT_CUDA_128
+  if (end_128_serves(layout, call)) return end_128(layout, call, range, stream);
+#endif
+  static_cast<void>(layout);
+  end_kernel<<<grid, kBlockThreads, static_cast<size_t>(call.scratch.shared_bytes), stream>>>(
+      call, range);
+  return cudaGetLastError();
+}
+
 // Items go in waves as large as the workspace has room for states.
-cudaError_t prefill_by_stretches(const Call& call, cudaStream_t stream) {
+cudaError_t prefill_by_stretches(const Layout& layout, const Call& call, cudaStream_t stream) {
   if (const cudaError_t error = allow_shared(begin_kernel, call)) return error;
   if (const cudaError_t error = allow_shared(end_kernel, call)) return error;
   const auto shared = static_cast<size_t>(call.scratch.shared_bytes);
   const int64_t items = int64_t{call.batch} * call.num_heads;
-  const auto recur = chunks_serve(call) ? launch_chunks : launch_columns;
+  const auto recur = recurrence_of(call);
   StretchRange range = {};
   for (range.first = 0; range.first < items; range.first += kKeptStates) {
     range.count = static_cast<int32_t>(std::min<int64_t>(kKeptStates, items - range.first));
@@ -223,8 +246,7 @@ cudaError_t prefill_by_stretches(const Call& call, cudaStream_t stream) {
     if (const cudaError_t error = cudaGetLastError()) return error;
     for (range.stretch = 0; range.stretch <= call.num_checkpoints; ++range.stretch) {
       if (const cudaError_t error = recur(call, range, stream)) return error;
-      end_kernel<<<grid, kBlockThreads, shared, stream>>>(call, range);
-      if (const cudaError_t error = cudaGetLastError()) return error;
+      if (const cudaError_t error = launch_end(layout, call, range, grid, stream)) return error;
     }
   }
   return cudaSuccess;
@@ -235,8 +257,8 @@ cudaError_t prefill_by_stretches(const Call& call, cudaStream_t stream) {
 cudaError_t prefill_general(const Layout& layout, Call* call, cudaStream_t stream) {
   if (const cudaError_t error = launch_checks(*call, -1, stream)) return error;
   if (columns_serve(*call)) {  // whatever chunks serve, columns do too
-    return for_head_ranges(layout, call,
-                           [&](const Call& part) { return prefill_by_stretches(part, stream); });
+    return for_head_ranges(
+        layout, call, [&](const Call& part) { return prefill_by_stretches(layout, part, stream); });
   }
   const auto kernel = prefill_kernel;
   if (const cudaError_t error = allow_shared(kernel, *call)) return error;

@@ -8,12 +8,6 @@
 
 namespace leapquant::cuda {
 
-__device__ __forceinline__ bool rows_aligned(const Rows& rows) {
-  return ((reinterpret_cast<uintptr_t>(rows.data) | static_cast<uint64_t>(rows.token) |
-           static_cast<uint64_t>(rows.head)) &
-          15) == 0;
-}
-
 // Copies 32 rows of kPieces x 16 bytes; rows past the last repeat it. Does not wait.
 template <int32_t kPieces>
 __device__ __forceinline__ void load_chunk_rows(const char* source, int64_t stride, int32_t last,

@@ -62,13 +62,21 @@ struct ChunkPlace {
   int32_t tokens;  // of the stretch
 };
 
-// Two numbers as two BF16 parts each, which lack at most 2^-17 of them.
+// Whether 16 bytes of a row can be copied at once.
+__device__ __forceinline__ bool rows_aligned(const Rows& rows) {
+  return ((reinterpret_cast<uintptr_t>(rows.data) | static_cast<uint64_t>(rows.token) |
+           static_cast<uint64_t>(rows.head)) &
+          15) == 0;
+}
+
+// Two numbers as two BF16 parts each, which lack at most 2^-17 of them. The largest finite numbers
+// have finite parts, infinite ones a low part that is.
 struct Parts {
   uint32_t high, low;
 };
 __device__ __forceinline__ Parts parts_of(float x, float y) {
   Parts parts;
-  parts.high = pack_bf16(x, y);
+  parts.high = pack_bf16_finite(x, y);
   parts.low = pack_bf16(x - __uint_as_float(parts.high << 16),
                         y - __uint_as_float(parts.high & 0xffff0000u));
   return parts;

@@ -197,6 +197,89 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// ---- Products of four warps (sm_90a) ----
+
+// D[64, n] (+)= A[64, 16] B[16, n], BF16 operands, FP32 accumulators; a warp of the group of four
+// has 16 rows of A and D in registers, as in mma_bf16; B lies in shared memory, see
+// operand_descriptor. kTransposed: as [16][n] there, else as [n][16]. Starts only: registers of A
+// and D are the unit's until group_wait; group_fence goes before the first product.
+template <bool kTransposed>
+__device__ __forceinline__ void group_mma_bf16_64(float (&d)[8][4], const uint32_t (&a)[4],
+                                                  uint64_t b, bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%"
+      "25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
+        "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+        "+f"(d[7][2]), "+f"(d[7][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<uint32_t>(add)),
+        "n"(kTransposed ? 1 : 0));
+}
+// The same with 32 columns.
+template <bool kTransposed>
+__device__ __forceinline__ void group_mma_bf16_32(float (&d)[4][4], const uint32_t (&a)[4],
+                                                  uint64_t b, bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p, 1, 1, "
+      "%22;}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<uint32_t>(add)),
+        "n"(kTransposed ? 1 : 0));
+}
+// The same with 16 columns.
+template <bool kTransposed>
+__device__ __forceinline__ void group_mma_bf16_16(float (&d)[2][4], const uint32_t (&a)[4],
+                                                  uint64_t b, bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %13, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, %14;}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<uint32_t>(add)),
+        "n"(kTransposed ? 1 : 0));
+}
+// Where B lies: rows of 128 bytes, eight of them in 1,024 bytes, 16-byte pieces exchanged
+// (piece ^ row % 8): swizzled; or 8 x 8 matrices of 128 bytes, `leading` bytes from one to the next
+// along k, `stride` along n.
+__device__ __forceinline__ uint64_t swizzled_operand(uint32_t shared) {
+  return uint64_t{(shared & 0x3ffffu) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
+}
+__device__ __forceinline__ uint64_t plain_operand(uint32_t shared, uint32_t leading,
+                                                  uint32_t stride) {
+  return uint64_t{(shared & 0x3ffffu) >> 4} | uint64_t{leading >> 4} << 16 |
+         uint64_t{stride >> 4} << 32;
+}
+__device__ __forceinline__ void group_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void group_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until at most kPending committed groups of products are at work.
+template <int32_t kPending>
+__device__ __forceinline__ void group_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Nothing reads or moves these registers before this place.
+template <int32_t kTiles>
+__device__ __forceinline__ void hold_registers(float (&d)[kTiles][4]) {
+#pragma unroll
+  for (int32_t i = 0; i < kTiles; ++i) {
+    asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
+  }
+}
+__device__ __forceinline__ void hold_registers(uint32_t (&a)[4]) {
+  asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
+
 // Four 8 x 8 matrices of 16-bit entries, transposed; lane l gives the address of row l % 8 of
 // matrix l / 8.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
@@ -228,6 +311,12 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t result;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+// The same, but what is finite stays so.
+__device__ __forceinline__ uint32_t pack_bf16_finite(float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
 }
 // a - b of two pairs of FP16.
