@@ -33,7 +33,7 @@ struct Row {
   const char* state;
   int decay, half_decays, batch, tokens;
   bool stagger;
-  int warps, per_processor;  // 0: the library's own choice
+  int pairs, per_processor;  // 0: the library's own choice
   bool overlaps, folds;      // folds = false: decode alone, boundaries ignored (for analysis)
   int k_heads = 32;
 };
@@ -127,12 +127,12 @@ double time_row(const Row& row, double copy, std::FILE* out) {
       args.positions = positions.data + p * row.batch;
       cuda::Call128 call;
       if (!cuda::make_call_128(layout, pool, args, &call)) std::exit(1);
-      if (row.warps == 0) {
+      if (row.pairs == 0) {
         REQUIRE(cuda::decode_128(layout, call, stream));
       } else {
         if (row.folds) REQUIRE(cuda::launch_fold_128(call, vector, 132 * fold_blocks(), stream));
         if (row.per_processor == 0) continue;  // folds alone
-        REQUIRE(cuda::launch_decode_128(call, vector, row.warps, 132 * row.per_processor,
+        REQUIRE(cuda::launch_decode_128(call, vector, row.pairs, 132 * row.per_processor,
                                         row.overlaps && row.folds, stream));
       }
     }
@@ -166,7 +166,7 @@ double time_row(const Row& row, double copy, std::FILE* out) {
                 "\"fastest_us\":%.2f,\"decays\":\"%s\",\"variant\":\"%d/%d%s%s\"}",
                 vector ? "kda" : "gdn", row.state, layout.classes[0].rank, row.batch, row.tokens,
                 row.stagger ? "staggered" : "aligned", mean, bytes, rate, rate / copy, slowest,
-                fastest, row.half_decays ? "fp16" : "fp32", row.warps, row.per_processor,
+                fastest, row.half_decays ? "fp16" : "fp32", row.pairs, row.per_processor,
                 row.overlaps ? "" : " serial", row.folds ? "" : " nofold");
   std::printf("%s\n", line);
   std::fflush(stdout);
@@ -185,32 +185,37 @@ int time_all(const char* path, const char* which) {
   if (w == "shape" || w == "all") {
     rows = {
         {"int8", S, 0, 512, 1, false, 1, 7, false, false},
-        {"int8", S, 0, 512, 1, false, 2, 7, false, false},
-        {"int8", S, 0, 512, 1, false, 4, 3, false, false},
-        {"int8", S, 0, 512, 1, true, 2, 0, false, true},
-        {"int8", S, 0, 512, 1, true, 2, 7, false, true},
+        {"int8", S, 0, 512, 1, false, 1, 5, false, false},
+        {"int8", S, 0, 512, 1, false, 1, 4, false, false},
+        {"int8", S, 0, 512, 1, false, 2, 4, false, false},
+        {"int8", S, 0, 512, 1, false, 2, 3, false, false},
+        {"int4", S, 0, 512, 1, false, 1, 7, false, false},
+        {"int8", V, 1, 512, 1, false, 1, 6, false, false},
+        {"int8", S, 0, 128, 1, false, 1, 5, false, false},
+        {"int8", S, 0, 128, 4, false, 1, 5, false, false},
+        {"int8", S, 0, 512, 1, true, 1, 0, false, true},
     };
   }
   if (w == "beside") {  // how decode and folds share the multiprocessors
     rows = {
-        {"int8", S, 0, 512, 1, true, 2, 0, false, true},
-        {"int8", S, 0, 512, 1, true, 2, 5, false, false},
-        {"int8", S, 0, 512, 1, true, 2, 3, true, true},
-        {"int8", S, 0, 512, 1, true, 2, 4, true, true},
-        {"int8", S, 0, 512, 1, true, 2, 5, true, true},
+        {"int8", S, 0, 512, 1, true, 1, 0, false, true},
+        {"int8", S, 0, 512, 1, true, 1, 3, true, true},
+        {"int8", S, 0, 512, 1, true, 1, 4, true, true},
         {"int8", S, 0, 512, 1, true, 1, 5, true, true},
+        {"int8", S, 0, 512, 1, true, 2, 2, true, true},
     };
   }
   if (w == "folds") {  // folds alone
     for (const char* state : {"int8", "int6", "int4", "int8+", "int6+", "int4+", "int4-compact"}) {
-      rows.push_back({state, S, 0, 512, 1, true, 2, 0, false, true});
+      rows.push_back({state, S, 0, 512, 1, true, 1, 0, false, true});
     }
-    rows.push_back({"int8", V, 1, 512, 1, true, 2, 0, false, true});
+    rows.push_back({"int8", V, 1, 512, 1, true, 1, 0, false, true});
   }
-  if (w == "nofold") rows = {{"int8", S, 0, 512, 1, false, 2, 7, false, false}};
+  if (w == "nofold") rows = {{"int8", S, 0, 512, 1, false, 1, 7, false, false}};
   if (w == "main") rows = {{"int8", S, 0, 512, 1, true, 0, 0, true, true}};
-  if (w == "one") rows = {{"int8", S, 0, 512, 1, true, 2, 4, true, true}};
+  if (w == "one") rows = {{"int8", S, 0, 512, 1, true, 1, 4, true, true}};
   if (w == "small") {  // where launches count
+    for (int batch : {1, 8}) rows.push_back({"int8", S, 0, batch, 1, false, 2, 4, false, false});
     for (int batch : {1, 8}) rows.push_back({"int8", S, 0, batch, 1, false, 0, 0, true, true});
     for (int batch : {64, 512}) rows.push_back({"int8", S, 0, batch, 1, true, 0, 0, true, true});
     for (int batch : {64, 512}) {  // value heads in pairs, as models have them

@@ -10,7 +10,7 @@
 namespace leapquant::bench {
 
 // One case: every step starts from the device's own bytes.
-inline bool check_case(const Case& c, bool stagger, int warps, bool overlaps) {
+inline bool check_case(const Case& c, bool stagger, int pairs, bool overlaps) {
   const Layout layout = layout_of(c, stagger);
   const int batch = 4;
   const int slots = 5;
@@ -145,7 +145,7 @@ inline bool check_case(const Case& c, bool stagger, int warps, bool overlaps) {
       const auto old_windows = windows.get();
       const auto old_base = base.get();
       const auto old_health = health.get();
-      for (int other = 1; other <= 4; other *= 2) {
+      for (int other = 1; other <= 2; other *= 2) {
         REQUIRE(cuda::launch_fold_128(call, vector, other == 2 ? 3 : 132, nullptr));
         REQUIRE(cuda::launch_decode_128(call, vector, other, other == 2 ? 16 : 5, true, nullptr));
         REQUIRE(cudaDeviceSynchronize());
@@ -168,7 +168,7 @@ inline bool check_case(const Case& c, bool stagger, int warps, bool overlaps) {
       }
     }
     REQUIRE(cuda::launch_fold_128(call, vector, 132, nullptr));
-    REQUIRE(cuda::launch_decode_128(call, vector, warps, 7, overlaps, nullptr));
+    REQUIRE(cuda::launch_decode_128(call, vector, pairs, 7, overlaps, nullptr));
     REQUIRE(cudaDeviceSynchronize());
 
     // The oracle: old records, new boundary states.
@@ -225,8 +225,11 @@ inline bool check_case(const Case& c, bool stagger, int warps, bool overlaps) {
       if (x == y || static_cast<int64_t>(i) % layout.window.bytes >= layout.window.log_decays) {
         continue;
       }
+      // An earlier record of the same call that rounds the other way, 2^-11 of it, moves what later
+      // ones leave: of a difference of numbers near one.
+      const double least = T > 1 ? 0.1 : 1e-3;
       const double d =
-          std::fabs(fp16_to_float(x) - fp16_to_float(y)) / (1e-3 + std::fabs(fp16_to_float(y)));
+          std::fabs(fp16_to_float(x) - fp16_to_float(y)) / (least + std::fabs(fp16_to_float(y)));
       worst_record = std::isfinite(d) ? std::max(worst_record, d) : 1e9;
     }
     for (size_t r = 0; r < row_slots.size(); ++r) {
@@ -268,9 +271,9 @@ inline bool check_case(const Case& c, bool stagger, int warps, bool overlaps) {
   const bool good = worst_output < 1e-4 && worst_record < 2e-3 && bad_status == 0 &&
                     bad_bits == 0 && mean < 1.01 && worst_ratio < 1.05;
   std::printf(
-      "%-4s %-22s warps %d%s: output %.2e record %.2e folds %d ratio %.4f worst %.4f "
+      "%-4s %-22s pairs %d%s: output %.2e record %.2e folds %d ratio %.4f worst %.4f "
       "status faults %d, splits that differ %d\n",
-      good ? "ok" : "BAD", c.name, warps, stagger ? " staggered" : "", worst_output, worst_record,
+      good ? "ok" : "BAD", c.name, pairs, stagger ? " staggered" : "", worst_output, worst_record,
       folds, mean, worst_ratio, bad_status, bad_bits);
   return good;
 }
@@ -295,11 +298,11 @@ inline int check() {
   bool good = true;
   int index = 0;
   for (const Case& c : cases) {
-    const int warps = index % 3 == 0 ? 1 : index % 3 == 1 ? 2 : 4;
-    good = check_case(c, index % 2 == 0, warps, index % 2 == 1) && good;
+    const int pairs = 1 + index % 2;
+    good = check_case(c, index % 2 == 0, pairs, index % 2 == 1) && good;
     ++index;
   }
-  good = check_case(cases[0], true, 4, true) && good;
+  good = check_case(cases[0], true, 2, true) && good;
   return good ? 0 : 1;
 }
 

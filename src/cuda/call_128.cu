@@ -117,6 +117,13 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
     c.classes[i] = head_format(layout.classes[static_cast<size_t>(i)]);
     c.boundary_bytes = std::max(c.boundary_bytes, c.classes[i].bytes);
   }
+  const auto tiles = [](int32_t rows) { return (rows + 15) / 16 * 16; };
+  const int32_t records = layout.window_tokens - 1 + args.tokens - 1;
+  for (int32_t i = 0; i < c.num_classes; ++i) {
+    const HeadFormat128& f = c.classes[i];
+    c.weight_rows = std::max(c.weight_rows,
+                             tiles(f.num_fp16 + records) + tiles(f.num_int8) + tiles(f.num_int4));
+  }
   for (int32_t h = 0; c.num_classes > 1 && h < shape.num_v_heads; ++h) {
     c.head_class[h] = layout.head_class[static_cast<size_t>(h)];
     c.head_offset[h] = static_cast<int32_t>(layout.head_offset[static_cast<size_t>(h)] / 16);
@@ -147,7 +154,7 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
   c.num_window_slots = pool.num_window_slots;
   c.batch = args.batch;
   c.tokens = args.tokens;
-  c.capacity = layout.window_tokens - 1 + args.tokens - 1;
+  c.capacity = records;
   c.state_slots = args.state_slots;
   c.window_slots = args.window_slots;
   c.positions = args.positions;
@@ -181,9 +188,8 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
   c.beta_scale = in.beta_scale == 0.0f ? 1.0f : in.beta_scale;
   c.l2norm_eps = in.l2norm_eps == 0.0f ? 1e-6f : in.l2norm_eps;
   c.q_scale = in.q_scale == 0.0f ? 1.0f : in.q_scale;
-  const auto narrow = [](const Rows128& rows) {
-    return rows.token_stride >= 0 && rows.token_stride <= INT32_MAX && rows.head_stride >= 0 &&
-           rows.head_stride <= INT32_MAX;
+  const auto narrow = [&](const Rows128& rows) {  // a token's rows within 31 bits
+    return rows.head_stride >= 0 && rows.head_stride <= INT32_MAX / (hv + 1);
   };
   const auto power = [](int32_t x) { return x > 0 && (x & (x - 1)) == 0; };
   const bool scalars =
@@ -215,11 +221,11 @@ cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t s
   // All blocks of decode are resident once the folds are done: as many as registers allow, and what
   // shared memory holds (a block reserves 1 KiB more). Small batches share a head among more warps.
   const int64_t total = int64_t{call.batch} * call.v_heads;
-  const int32_t warps = total >= 4 * processors ? 2 : 4;
-  const int32_t each = decode_128_shared_bytes(call, vector) + 1024;
+  const int32_t pairs = total >= 4 * processors ? 1 : 2;
+  const int32_t each = decode_128_shared_bytes(call, vector, pairs) + 1024;
   const int32_t per_processor =
-      std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, warps));
-  return launch_decode_128(call, vector, warps, processors * per_processor, true, stream);
+      std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, pairs));
+  return launch_decode_128(call, vector, pairs, processors * per_processor, true, stream);
 }
 
 }  // namespace leapquant::cuda

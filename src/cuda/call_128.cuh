@@ -64,6 +64,7 @@ struct Call128 {
   const float* dt_bias;
   float lower_bound, beta_scale, l2norm_eps, q_scale;
   int32_t boundary_bytes;  // largest head's, a multiple of 16
+  int32_t weight_rows;     // records and compensators in tiles of sixteen, of any format
 };
 
 namespace device_128 {

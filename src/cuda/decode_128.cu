@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decode of heads of 128 x 128 whose boundary states are up to date. One head is read by one warp
-// (large batches) or shared by the warps of a block (small ones); nothing depends on which. Bulk
-// copies bring the boundary state and the records into shared memory; the residual is read by the
-// integer matrix units, both read vectors as fixed-point numbers of four signed bytes, exactly;
-// records and compensators by dot products in FP32. Heads that are due are folded by fold_128.cu,
-// which runs at the same time; this kernel takes them last.
+// Decode of heads of 128 x 128 whose boundary states are up to date. A block takes a head at a
+// time, with one pair of warps (large batches) or two that share the values; nothing depends on
+// which. Bulk copies bring the boundary state and the records into shared memory. One warp of a
+// pair reads the residual by the integer matrix units, both read vectors as fixed-point numbers of
+// four signed bytes, exactly; the other reads records and compensators by the FP16 ones. Heads that
+// are due are folded by fold_128.cu, which runs at the same time; this kernel takes them last.
 #include <algorithm>
 
 #include "cuda/call_128.cuh"
@@ -18,181 +18,218 @@ namespace {
 
 using namespace decoding_128;
 
-// Blocks on a multiprocessor, which bound the registers: what spills nothing. A block of two warps
-// gets 128 registers a thread at seven of them, 168 at six.
-constexpr int32_t resident_blocks(bool vector, int32_t warps, bool plain) {
-  if (warps == 1) return 7;
-  if (warps == 2) return vector || !plain ? 6 : 7;
-  return vector && !plain ? 2 : 3;
+// Blocks on a multiprocessor, which bound the registers: what spills nothing. 80 registers a thread
+// at twelve blocks of one pair, 96 at ten.
+constexpr int32_t resident_blocks(bool vector, int32_t pairs, bool plain) {
+  if (pairs == 1) return !plain ? 6 : vector ? 8 : 10;
+  return vector && !plain ? 3 : 4;
 }
 
-// Each block takes heads first .. last - 1 of batch x v_heads, in order.
-template <bool kVector, int kWarps, bool kPlain>
-__global__ void __launch_bounds__(32 * kWarps, resident_blocks(kVector, kWarps, kPlain))
+// Outputs of tokens that are not computed.
+template <typename OneHead>
+__device__ __forceinline__ void zero_outputs(const OneHead& head, const Call128& call,
+                                             int32_t sequence, int32_t v_head, int32_t done) {
+  const float zeros[OneHead::kCount] = {};
+  for (int32_t t = done; t < call.tokens; ++t) {
+    store_values(const_cast<char*>(row_of(call.output, sequence, t, v_head)),
+                 OneHead::type_of(call.output), head.place, zeros);
+  }
+}
+
+// Bits `from` .. from + 31 of a bitmap.
+__device__ __forceinline__ uint32_t bits_at(const uint32_t* map, int32_t from) {
+  return __funnelshift_r(map[from >> 5], map[(from >> 5) + 1], from & 31);
+}
+// Sets those of `mask` to `bits`.
+__device__ __forceinline__ void put_bits(uint32_t* map, int32_t from, uint32_t mask,
+                                         uint32_t bits) {
+  const int32_t shift = from & 31;
+  uint32_t* word = map + (from >> 5);
+  word[0] = (word[0] & ~(mask << shift)) | bits << shift;
+  if (shift != 0) word[1] = (word[1] & ~(mask >> (32 - shift))) | bits >> (32 - shift);
+}
+
+constexpr int32_t kMostLooks = 4096;  // at bases that a fold has to move, before waiting for all
+
+// Each block takes heads first .. last - 1 of batch x v_heads, in order, up to 32 of a sequence at
+// a time. First those whose boundary states are up to date, then, as the folds finish, the others.
+template <bool kVector, int kPairs, bool kPlain>
+__global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, kPlain))
     decode_kernel(const __grid_constant__ Call128 call) {
+  using OneHead = Head<kVector, kPairs, kPlain>;
   extern __shared__ __align__(128) char shared[];
-  const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0);
-  const int32_t lane = threadIdx.x & 31;
-  const int32_t warp = kWarps == 1 ? 0 : threadIdx.x >> 5;
-  const Head<kVector, kWarps, kPlain> head = {{shared, plan, lane, warp}, call, 32 * warp + lane};
+  constexpr int32_t kThreads = 64 * kPairs;
+  const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
+                            call.weight_rows, kPairs);
+  const int32_t own_lane = threadIdx.x & 31;
+  const int32_t warp = __shfl_sync(kAll, threadIdx.x >> 5, 0);  // the same in all lanes, visibly
+  const int32_t pair = kPairs == 1 ? 0 : warp >> 1;
+  const auto head_at = [&](int32_t lane) {
+    return OneHead{{shared + plan.limbs + pair * plan.scratch, plan, lane, pair},
+                   call,
+                   shared,
+                   (warp & 1) == 0,
+                   32 * warp + lane};
+  };
   const uint32_t barrier = shared_address(shared + plan.barrier);
   uint32_t* deferred = reinterpret_cast<uint32_t*>(shared + plan.deferred);
-  if (threadIdx.x == 0) barrier_init(barrier, 1);
-  for (int32_t i = threadIdx.x; i < kDeferredWords; i += 32 * kWarps) deferred[i] = 0;
-  for (int32_t i = threadIdx.x; i < 64; i += 32 * kWarps) {
-    reinterpret_cast<uint32_t*>(shared + plan.zeros)[i] = 0;
-  }
+  auto& rows = *reinterpret_cast<typename OneHead::Pointers*>(shared + plan.pointers);
+  int32_t* common = reinterpret_cast<int32_t*>(shared + plan.bases);
+  if (threadIdx.x == 0) barrier_init(barrier, 2);
+  for (int32_t i = threadIdx.x; i < kDeferredWords; i += kThreads) deferred[i] = 0;
   fence_async_proxy();
-  block_sync<kWarps>();
+  __syncthreads();
 
   const int64_t total = int64_t{call.batch} * call.v_heads;
   const int64_t first = total * blockIdx.x / gridDim.x;
   const int32_t count = static_cast<int32_t>(total * (blockIdx.x + 1) / gridDim.x - first);
   uint32_t parity = 0;
-  bool any_deferred = false;
+  int32_t left = 0;   // heads that wait for their folds
+  int32_t looks = 0;  // at them, once the others are done
 
-  for (int32_t pass = 0; pass < 2; ++pass) {
-    if (pass == 1) {
-      wait_for_previous_grid();  // folds are done and visible
-      if (!any_deferred) break;
-      fence_async_proxy();
+#pragma unroll 1
+  for (bool again = false; !again || left > 0; again = true) {
+    if (again) {
+      if (++looks == kMostLooks) wait_for_previous_grid();
+      if (looks > 1) __nanosleep(100);
     }
-    int32_t current = -1;
-    int32_t block_of_heads = -1;
-    Sequence128 s = {};
-    typename Head<kVector, kWarps, kPlain>::Pointers inputs = {};
-    uint32_t faults = 0;
-    int32_t bases = 0;
-    typename Head<kVector, kWarps, kPlain>::Raw raw = {};
-    float decay = 0.0f;
-    bool ahead = false;  // copies of the head at hand are under way, its inputs loaded
     int32_t sequence = static_cast<int32_t>(first / call.v_heads);
-    int32_t v_head = static_cast<int32_t>(first - int64_t{sequence} * call.v_heads) - 1;
-    for (int32_t index = 0; index < count; ++index) {
-      if (++v_head == call.v_heads) {
-        v_head = 0;
+    int32_t from = static_cast<int32_t>(first - int64_t{sequence} * call.v_heads);
+    uint32_t faults = 0;
+    int32_t index = 0;
+#pragma unroll 1
+    while (index < count) {
+      if (from == call.v_heads) {
+        from = 0;
         ++sequence;
       }
-      if (pass == 1 && (deferred[index >> 5] >> (index & 31) & 1u) == 0) continue;
-      const bool fresh = sequence != current;
-      if (fresh) {
-        s = load_sequence(call, sequence);
-        inputs = head.pointers_of(sequence, s);
-        faults = 0;
-        if (s.alive && (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots)) {
-          faults = 4u;
-        }
-      }
-      if ((fresh || (v_head >> 5) != block_of_heads) && s.alive && faults == 0) {
-        block_of_heads = v_head >> 5;
-        const int32_t h = min((block_of_heads << 5) + lane, call.v_heads - 1);
-        bases = *reinterpret_cast<const volatile int32_t*>(call.base +
-                                                           int64_t{s.slot} * call.v_heads + h);
-        if constexpr (kWarps > 1) {  // a fold may move a base between two warps' loads
-          int32_t* common = reinterpret_cast<int32_t*>(shared + plan.bases);
-          if (warp == 0) common[lane] = bases;
-          __syncthreads();
-          bases = common[lane];
-          __syncthreads();
-        }
-        __threadfence();  // a base that a fold has just moved: what it wrote is seen
-        fence_async_proxy();
-      }
-      current = sequence;
-      const int32_t base = __shfl_sync(kAll, bases, v_head & 31);
-      const int32_t n = s.position - base;
-      const bool due = last_boundary_of<kPlain>(call, v_head, s.position) > base;
-      const HeadFormat128& format = head.format_at(v_head);
-      const bool copies =
-          s.alive && faults == 0 && !due && n >= 0 && n <= call.capacity - (call.tokens - 1);
-      if (copies && !ahead && threadIdx.x == 0) {
-        head.start_copies(inputs, v_head, base, n, format, barrier);
-      }
-      if (pass == 0 && fresh && s.alive && faults == 0) {  // deferred heads have passed it
-        uint32_t found = check_positions(call, s, threadIdx.x, 32 * kWarps);
-        found |= check_inputs<kVector, (kWarps == 1 ? 8 : 4), kPlain>(call, sequence, s.tokens,
-                                                                      threadIdx.x, 32 * kWarps);
-        if constexpr (kWarps == 1) {
-          faults = __reduce_or_sync(kAll, found);
-        } else {
-#pragma unroll
-          for (uint32_t bit = 1; bit <= 32; bit <<= 1) {
-            if (__syncthreads_or((found & bit) != 0)) faults |= bit;
+      const int32_t lane = fresh_copy(own_lane);
+      const OneHead head = head_at(lane);
+      const int32_t group = from & ~31;  // bits and lanes below: heads group + 0 .. 31
+      const int32_t some = min(min(group + 32, call.v_heads) - from, count - index);
+      uint32_t wanted = (kAll >> (32 - some)) << (from & 31);
+      if (again) wanted &= bits_at(deferred, index) << (from & 31);
+      const bool fresh = !again && (index == 0 || from == 0);
+      uint32_t heads = 0;  // to decode now
+      int32_t counts = 0;  // records
+      typename OneHead::Raw raw = {};
+      float decay = 0.0f;
+      const auto begin = [&](int32_t bit) {  // copies and inputs of a head
+        const int32_t n = __shfl_sync(kAll, counts, bit);
+        head.start_copies(rows, group + bit, n, head.format_at(group + bit), barrier);
+        head.load_inputs(rows, group + bit, 0, &raw);
+        decay = head.load_decay(rows, group + bit, n);
+      };
+      int32_t tokens = kPlain ? 1 : 0;
+      if (wanted != 0) {
+        const Sequence128 s = load_sequence(call, sequence);
+        if (fresh) {
+          faults = s.fault;
+          if (s.alive &&
+              (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots)) {
+            faults = 4u;
           }
         }
-      }
-      if (pass == 0 && fresh && threadIdx.x == 0) {
-        call.status[sequence] = status_of(faults | s.fault);
-      }
-      const bool computes = s.alive && faults == 0;
-      if (computes && due) {
-        if (pass == 0) {
-          any_deferred = true;
-          if (threadIdx.x == 0) deferred[index >> 5] |= 1u << (index & 31);
-        }
-        continue;
-      }
-      const int32_t tokens = kPlain ? 1 : s.tokens;
-      const int32_t done = computes ? tokens : 0;
-      if (computes) {
-        if (!ahead) decay = head.load_decay(inputs, v_head, base, n);
-        for (int32_t t = 0; t < tokens; ++t) {
-          if (t > 0 || !ahead) head.load_inputs(inputs, v_head, t, &raw);
-          ahead = false;
-          const auto wait = [&] {
-            if (t == 0) {
-              barrier_wait(barrier, parity);
-            } else {
-              block_sync<kWarps>();
+        if (!kPlain) tokens = s.tokens;
+        bool computes = s.alive && faults == 0;
+        if (computes) {
+          const int32_t h = min(group + lane, call.v_heads - 1);
+          if (warp == 0) {  // one look for all warps: a fold may move a base
+            common[lane] = *reinterpret_cast<const volatile int32_t*>(
+                call.base + int64_t{s.slot} * call.v_heads + h);
+            __threadfence();  // what the fold that moved a base wrote is seen
+            if (lane == 0) head.write_pointers(s, &rows);
+          }
+          __syncthreads();
+          fence_async_proxy();
+          const int32_t base = common[lane];
+          counts = s.position - base;
+          // When all folds are done nothing is waited for.
+          const uint32_t due = __ballot_sync(
+              kAll, looks < kMostLooks && last_boundary_of<kPlain>(call, h, s.position) > base);
+          const uint32_t fit =
+              __ballot_sync(kAll, counts >= 0 && counts <= call.capacity - (call.tokens - 1));
+          heads = wanted & ~due & fit;
+          const bool copying = heads != 0;
+          if (copying) begin(__ffs(static_cast<int32_t>(heads)) - 1);
+          if (fresh) {
+            uint32_t found = check_positions(call, s, threadIdx.x, kThreads);
+            found |=
+                check_inputs<kVector, 4, kPlain>(call, sequence, s.tokens, threadIdx.x, kThreads);
+            if (__syncthreads_or(found != 0)) {
+#pragma unroll 1
+              for (uint32_t bit = 1; bit <= 32; bit <<= 1) {
+                if (__syncthreads_or((found & bit) != 0)) faults |= bit;
+              }
+              computes = false;
             }
-          };
+          }
+          if (computes) {
+            const uint32_t later = wanted & due;
+            left += again ? -__popc(wanted & ~due) : __popc(later);
+            if (threadIdx.x == 0) {
+              put_bits(deferred, index, kAll >> (32 - some), later >> (from & 31));
+            }
+          } else if (copying) {
+            barrier_wait(barrier, parity);
+            parity ^= 1u;
+            heads = 0;
+          }
+        }
+        if (fresh && threadIdx.x == 0) call.status[sequence] = status_of(faults);
+        if (!computes) {
+#pragma unroll 1
+          for (int32_t i = 0; i < some; ++i) zero_outputs(head, call, sequence, from + i, 0);
+        }
+      }
+      from += some;
+      index += some;
+#pragma unroll 1
+      while (heads != 0) {
+        const int32_t bit = __ffs(static_cast<int32_t>(heads)) - 1;
+        heads &= heads - 1;
+        const int32_t v_head = group + bit;
+        const int32_t n = __shfl_sync(kAll, counts, bit);
+        const OneHead head = head_at(fresh_copy(own_lane));
+        const HeadFormat128& format = head.format_at(v_head);
+#pragma unroll 1
+        for (int32_t t = 0; t < tokens; ++t) {
+          if (t > 0) head.load_inputs(rows, v_head, t, &raw);
           const bool last_token = kPlain || t + 1 == tokens;
+          const auto wait = [&] { barrier_wait(barrier, parity); };
           const auto early = [&] {
             if (!last_token) return;
-            if (!kPlain && tokens > 1)
-              fence_async_proxy();  // appended records, before copies over them
-            block_sync<kWarps>();
-            // The next head, when it is one of the same sequence and its state is up to date.
-            const int32_t next = v_head + 1;
-            if (pass == 1 || index + 1 == count || next == call.v_heads || (next & 31) == 0) return;
-            const int32_t next_base = __shfl_sync(kAll, bases, next & 31);
-            const int32_t records = s.position - next_base;
-            if (last_boundary_of<kPlain>(call, next, s.position) > next_base) return;
-            if (records < 0 || records > call.capacity - (call.tokens - 1)) return;
-            if (threadIdx.x == 0) {
-              head.start_copies(inputs, next, next_base, records, head.format_at(next), barrier);
-            }
-            head.load_inputs(inputs, next, 0, &raw);
-            decay = head.load_decay(inputs, next, next_base, records);
-            ahead = true;
+            if (!kPlain && tokens > 1) fence_async_shared();  // records appended where copies write
+            __syncthreads();
+            if (heads != 0) begin(__ffs(static_cast<int32_t>(heads)) - 1);
           };
-          head.token(inputs, v_head, t, n + t, s, format, &decay, !last_token, &raw, wait, early);
+          head.token(rows, v_head, t, n + t, format, &decay, !last_token, &raw, wait, early);
         }
-      } else if (copies) {
-        barrier_wait(barrier, parity);
+        parity ^= 1u;
+        if (!kPlain) zero_outputs(head, call, sequence, v_head, tokens);
       }
-      if (copies) parity ^= 1u;
-      const float zeros[Head<kVector, kWarps, kPlain>::kCount] = {};
-      for (int32_t t = done; t < call.tokens; ++t) {
-        store_values(const_cast<char*>(row_of(call.output, sequence, t, v_head)),
-                     head.type_of(call.output), head.place, zeros);
-      }
-      if (!computes) block_sync<kWarps>();  // shared memory may be overwritten
+      __syncthreads();  // shared memory may be overwritten
     }
-    block_sync<kWarps>();
   }
+  wait_for_previous_grid();  // what follows in the stream finds the folds done too
 }
 
-template <bool kVector, int kWarps, bool kPlain>
+template <bool kVector, int kPairs, bool kPlain>
 cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, cudaStream_t stream) {
-  const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0);
-  const auto kernel = decode_kernel<kVector, kWarps, kPlain>;
+  const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
+                            call.weight_rows, kPairs);
+  const auto kernel = decode_kernel<kVector, kPairs, kPlain>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
   if (error != cudaSuccess) return error;
+  // All kernels of a call want the same split of a multiprocessor's memory: it changes only when
+  // the multiprocessor is empty, and folds and decode should run beside each other.
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared);
+  if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(32 * kWarps);
+  config.blockDim = dim3(64 * kPairs);
   config.dynamicSmemBytes = static_cast<size_t>(plan.bytes);
   config.stream = stream;
   cudaLaunchAttribute attribute = {};
@@ -205,26 +242,28 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, cudaStrea
 
 }  // namespace
 
-int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t warps) {
-  return resident_blocks(vector, warps, call.plain != 0);
+int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs) {
+  return resident_blocks(vector, pairs, call.plain != 0);
 }
 
-int32_t decode_128_shared_bytes(const Call128& call, bool vector) {
-  return plan_of(call.boundary_bytes, call.capacity, vector ? call.decay_bytes : 0).bytes;
+int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs) {
+  return plan_of(call.boundary_bytes, call.capacity, vector ? call.decay_bytes : 0,
+                 call.weight_rows, pairs)
+      .bytes;
 }
 
-cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t warps, int32_t blocks,
+cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
                               bool overlaps, cudaStream_t stream) {
   const int64_t total = int64_t{call.batch} * call.v_heads;
   if (total == 0) return cudaSuccess;
   // The bitmap of deferred heads bounds a block's share.
-  const int64_t least = (total + 32 * kDeferredWords - 1) / (32 * kDeferredWords);
+  const int64_t most = 32 * (kDeferredWords - 1);
+  const int64_t least = (total + most - 1) / most;
   const int32_t grid = static_cast<int32_t>(std::max(std::min<int64_t>(blocks, total), least));
   const bool plain = call.plain != 0;
   const auto with = [&]<bool kVector, bool kPlain>() {
-    if (warps == 1) return launch<kVector, 1, kPlain>(call, grid, overlaps, stream);
-    if (warps == 2) return launch<kVector, 2, kPlain>(call, grid, overlaps, stream);
-    return launch<kVector, 4, kPlain>(call, grid, overlaps, stream);
+    if (pairs == 1) return launch<kVector, 1, kPlain>(call, grid, overlaps, stream);
+    return launch<kVector, 2, kPlain>(call, grid, overlaps, stream);
   };
   if (vector) {
     return plain ? with.template operator()<true, true>() : with.template operator()<true, false>();

@@ -21,12 +21,12 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
 
 inline constexpr int32_t kFoldBlocks128 = 2;  // of the fold, resident on a multiprocessor
 
-int32_t decode_128_shared_bytes(const Call128& call, bool vector);
-// Blocks of `warps` warps that registers allow on a multiprocessor.
-int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t warps);
+int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs);
+// Blocks of 1 or 2 pairs of warps that registers allow on a multiprocessor.
+int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs);
 // Decodes all heads; those that are due after the grid before it in the stream (the folds) is done.
 // overlaps: that grid triggers its dependents and may run at the same time.
-cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t warps, int32_t blocks,
+cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
                               bool overlaps, cudaStream_t stream);
 // Folds every head that is due. Triggers dependents at once.
 cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, cudaStream_t stream);

@@ -13,22 +13,24 @@ namespace leapquant::cuda::decoding_128 {
 
 using namespace device_128;
 
-constexpr int32_t kPlaneWords = 36;  // 32 words of one byte plane, padded against bank conflicts
-constexpr int32_t kLimbBytes = 528;  // 128 values as FP16 pairs, high and low in turn, padded
+constexpr int32_t kPlaneWords = 36;   // 32 words of one byte plane, padded against bank conflicts
+constexpr int32_t kLimbBytes = 1024;  // both vectors as FP16, high and low parts
 constexpr int32_t kDeferredWords = 64;
 constexpr uint32_t kAll = 0xffffffffu;
 
-// Shared memory of one block, in bytes from its start.
+// Shared memory of one block, in bytes from its start. Every pair of warps has scratch of its own,
+// `scratch` bytes from the next one's: places from `limbs` on are the first pair's.
 struct Plan {
-  int32_t keys, corrections, decays, planes, reads, sums, limbs, weights, zeros, deferred, bases,
-      units, barrier, bytes;
-  int32_t record_rows;  // weights of records, then of compensators: tiles of 16 rows
+  int32_t keys, corrections, decays, deferred, bases, pointers, barrier;
+  int32_t limbs, codes, weights, units, scratch, bytes;
+  int32_t rows;   // weights of one vector
+  int32_t words;  // sums of codes: between those of one digit pair and the next
 };
 
+// rows: what a call's formats need (call.weight_rows).
 __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capacity,
-                                           int32_t decay_bytes) {
+                                           int32_t decay_bytes, int32_t rows, int32_t pairs) {
   Plan p{};
-  p.record_rows = (capacity + 15) / 16 * 16;
   int32_t at = boundary_bytes;
   p.keys = at;
   at += capacity * 256;
@@ -36,35 +38,27 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   at += capacity * 256;
   p.decays = at;
   at += capacity * 128 * decay_bytes;
-  p.planes = at;
-  at += 8 * kPlaneWords * 4;
-  p.reads = at;
-  p.limbs = at;  // dead when the reads are written
-  at += 2 * 128 * 4;
-  p.sums = at;
-  at += 2 * 128 * 4;
-  p.weights = at;
-  at += (p.record_rows + 64) * 8;
-  p.zeros = at;
-  at += 256;
   p.deferred = at;
   at += kDeferredWords * 4;
   p.bases = at;
   at += 32 * 4;
+  p.pointers = at;
+  at += 80;
+  p.barrier = at;
+  at += 16;
+  p.limbs = at;  // then sums of rows [2][128]: the limbs are dead
+  at += kLimbBytes;
+  p.codes = at;  // byte planes of both vectors, then sums of codes [4][words]
+  p.words = 128 / pairs + 8;
+  at += 4 * p.words * 4 > 8 * kPlaneWords * 4 ? 4 * p.words * 4 : 8 * kPlaneWords * 4;
+  p.rows = rows;
+  p.weights = at;  // [2][rows], then factors [rows + 48]: written past the last row too
+  at += (3 * rows + 48) * 4;
   p.units = at;
-  at += 4 * 4;
-  p.barrier = (at + 7) / 8 * 8;
-  p.bytes = p.barrier + 8;
+  at += 12 * 4;
+  p.scratch = at - p.limbs;
+  p.bytes = p.limbs + pairs * p.scratch;
   return p;
-}
-
-template <int kWarps>
-__device__ __forceinline__ void block_sync() {
-  if constexpr (kWarps == 1) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
 }
 
 __device__ __forceinline__ float dot_four(float4 a, float4 b) {
@@ -74,6 +68,15 @@ __device__ __forceinline__ float dot_four(float4 a, float4 b) {
 __device__ __forceinline__ float sum_of_warp(float x) {
 #pragma unroll
   for (int32_t step = 16; step >= 1; step >>= 1) x += __shfl_xor_sync(kAll, x, step);
+  return x;
+}
+
+// Sums of a and of b over the lanes: lanes 0 to 15 receive the first, the others the second.
+__device__ __forceinline__ float sums_of_two(float a, float b, int32_t lane) {
+  const bool upper = lane >= 16;
+  float x = select_float(upper, b, a) + __shfl_xor_sync(kAll, select_float(upper, a, b), 16);
+#pragma unroll
+  for (int32_t step = 8; step >= 1; step >>= 1) x += __shfl_xor_sync(kAll, x, step);
   return x;
 }
 
@@ -173,18 +176,24 @@ __device__ __forceinline__ void split(float x, float y, uint32_t* high, uint32_t
   *low = *reinterpret_cast<const uint32_t*>(&l);
 }
 
-// Writes the high and low parts of one read vector (0 or 1) as FP16 and returns what one unit of
-// them stands for.
-__device__ __forceinline__ float write_limbs(float4 x, int32_t vector, char* limbs, int32_t lane) {
-  const float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-  float unit;
-  const float scale = to_top(__reduce_max_sync(kAll, __float_as_uint(largest)), &unit);
+// A vector's largest magnitude over the lanes, as bits.
+__device__ __forceinline__ uint32_t largest_of_warp(float4 x) {
+  return __reduce_max_sync(
+      kAll, __float_as_uint(fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)))));
+}
+
+// Writes the high and low parts of one read vector (0 or 1), already brought to the top of the
+// range of FP16; without kLow it has no more digits than FP16. Entries 8 (t + 4 j) .. + 7 of part r
+// = vector + 2 (low) lie at 256 j + 64 r + 16 t: a lane's loads of an operand's column meet no bank
+// twice.
+template <bool kLow>
+__device__ __forceinline__ void write_limbs(float4 x, int32_t vector, char* limbs, int32_t lane) {
+  char* at = limbs + 256 * (lane >> 3) + 8 * (lane & 7) + 64 * vector;
   uint2 high, low;
-  split(x.x * scale, x.y * scale, &high.x, &low.x);
-  split(x.z * scale, x.w * scale, &high.y, &low.y);
-  reinterpret_cast<uint4*>(limbs + vector * kLimbBytes)[lane] =
-      make_uint4(high.x, low.x, high.y, low.y);
-  return unit;
+  split(x.x, x.y, &high.x, &low.x);
+  split(x.z, x.w, &high.y, &low.y);
+  *reinterpret_cast<uint2*>(at) = high;
+  if (kLow) *reinterpret_cast<uint2*>(at + 128) = low;
 }
 
 __device__ __forceinline__ float half_at(const char* at, int32_t index) {
@@ -219,16 +228,19 @@ __device__ __forceinline__ float write_planes(float4 x, int32_t vector, uint32_t
   return unit;
 }
 
-// Sums of code x fixed-point vector of 32 values, to reads [2][128] (in units; the value scale and
-// the unit are the caller's).
-template <int kBits>
-__device__ __forceinline__ void read_codes(const char* payload, int32_t value_block,
-                                           const uint32_t (&b)[8], const int32_t (&ones)[4],
-                                           bool half_levels, float* reads, int32_t lane) {
+// Sums of code x fixed-point vector of 32 values. Columns 2t and 2t + 1 of the operand are
+// neighbouring digits of one vector, so a lane's two columns become one number: to sums [t][value],
+// t = 0, 1 of the first vector, 2, 3 of the second, odd t 2^16 times as much. `shift`: what codes
+// with an offset or of half-integers (kHalf: twice the sum) have to add.
+template <int kBits, bool kHalf>
+__device__ __forceinline__ void read_codes(uint32_t payload, int32_t value_block,
+                                           const uint32_t (&b)[8], int32_t shift, uint32_t sums) {
+  constexpr bool kOffset = kBits != 8 || kHalf;
   int32_t d[2][4] = {};
+  if constexpr (kOffset && !kHalf) d[0][0] = d[0][2] = d[1][0] = d[1][2] = shift;
   if constexpr (kBits == 8) {
     // Loads of half a lane's words: an operand takes halves of two, and registers need not move.
-    const uint32_t blocks = shared_address(payload) + value_block * 4096 + 16 * lane;
+    const uint32_t blocks = payload + value_block * 4096;
 #pragma unroll
     for (int32_t s = 0; s < 4; ++s) {
 #pragma unroll
@@ -241,25 +253,23 @@ __device__ __forceinline__ void read_codes(const char* payload, int32_t value_bl
   } else {
     constexpr uint32_t kLow = 0x0f0f0f0fu;
     constexpr uint32_t kHigh = 0x30303030u;
-    const uint4* blocks = reinterpret_cast<const uint4*>(payload) + value_block * 128 + lane;
-    const uint4* highs = reinterpret_cast<const uint4*>(payload + 8192) + value_block * 64 + lane;
+    const uint32_t blocks = payload + value_block * 2048;
+    const uint32_t highs = payload + 8192 + value_block * 1024;
 #pragma unroll
     for (int32_t s = 0; s < 4; ++s) {
-      const uint4 w = blocks[32 * s];
+      const uint4 w = load_shared_four(blocks + 512 * s);
       uint32_t a[2][4] = {{w.x & kLow, (w.x >> 4) & kLow, w.z & kLow, (w.z >> 4) & kLow},
                           {w.y & kLow, (w.y >> 4) & kLow, w.w & kLow, (w.w >> 4) & kLow}};
       if constexpr (kBits == 6) {
-        const uint4 h = highs[32 * (s / 2)];
-        const uint32_t even = s % 2 == 0 ? h.x : h.z;
-        const uint32_t odd = s % 2 == 0 ? h.y : h.w;
-        a[0][0] |= (even << 4) & kHigh;
-        a[0][1] |= (even << 2) & kHigh;
-        a[1][0] |= even & kHigh;
-        a[1][1] |= (even >> 2) & kHigh;
-        a[0][2] |= (odd << 4) & kHigh;
-        a[0][3] |= (odd << 2) & kHigh;
-        a[1][2] |= odd & kHigh;
-        a[1][3] |= (odd >> 2) & kHigh;
+        const uint2 h = load_shared_pair(highs + 512 * (s / 2) + 8 * (s % 2));
+        a[0][0] |= (h.x << 4) & kHigh;
+        a[0][1] |= (h.x << 2) & kHigh;
+        a[1][0] |= h.x & kHigh;
+        a[1][1] |= (h.x >> 2) & kHigh;
+        a[0][2] |= (h.y << 4) & kHigh;
+        a[0][3] |= (h.y << 2) & kHigh;
+        a[1][2] |= h.y & kHigh;
+        a[1][3] |= (h.y >> 2) & kHigh;
       }
 #pragma unroll
       for (int32_t m = 0; m < 2; ++m) {
@@ -267,41 +277,24 @@ __device__ __forceinline__ void read_codes(const char* payload, int32_t value_bl
       }
     }
   }
-  // Columns 2t and 2t + 1 are neighbouring digits of one vector. Half-integers: twice the sum.
-  const int32_t offset = kBits == 8 ? 0 : kBits == 6 ? -32 : -8;
-  const int32_t times = half_levels ? 2 : 1;
-  const int32_t shift = (times * offset + (half_levels ? 1 : 0)) * (ones[1] * 256 + ones[0]);
-  const float weight = (lane & 1 ? 65536.0f : 1.0f) * (half_levels ? 0.5f : 1.0f);
-  const int32_t g = lane >> 2;
 #pragma unroll
   for (int32_t m = 0; m < 2; ++m) {
-    float upper = static_cast<float>(times * (d[m][1] * 256 + d[m][0]) + shift) * weight;
-    float lower = static_cast<float>(times * (d[m][3] * 256 + d[m][2]) + shift) * weight;
-    upper += __shfl_xor_sync(kAll, upper, 1);
-    lower += __shfl_xor_sync(kAll, lower, 1);
-    const int32_t value = 32 * value_block + 16 * m + 8 * (lane & 1) + g;
-    reads[128 * ((lane >> 1) & 1) + value] = lane & 1 ? lower : upper;
+    const int32_t upper = d[m][1] * 256 + d[m][0];
+    const int32_t lower = d[m][3] * 256 + d[m][2];
+    store_shared(sums + 64 * m, kHalf ? 2 * upper + shift : upper);
+    store_shared(sums + 64 * m + 32, kHalf ? 2 * lower + shift : lower);
   }
 }
 
-__device__ __forceinline__ __half to_half_saturated(float x, bool* saturated) {
-  if (!(fabsf(x) < 65520.0f)) *saturated = true;
-  return __float2half_rn(x != x ? 0.0f : fminf(fmaxf(x, -65504.0f), 65504.0f));
-}
-
-template <int kCount>
-__device__ __forceinline__ void to_halves_saturated(const float (&x)[kCount], __half (&to)[kCount],
-                                                    bool* saturated) {
-  bool fits = true;
-#pragma unroll
-  for (int32_t i = 0; i < kCount; ++i) fits = fits && fabsf(x[i]) < 65520.0f;
-  if (fits) {
-#pragma unroll
-    for (int32_t i = 0; i < kCount; ++i) to[i] = __float2half_rn(x[i]);
-  } else {
-#pragma unroll
-    for (int32_t i = 0; i < kCount; ++i) to[i] = to_half_saturated(x[i], saturated);
+// Two numbers as FP16, saturated; NaN becomes 0.
+__device__ __forceinline__ uint32_t to_halves_saturated(float x, float y, bool* saturated) {
+  if (!(fabsf(x) + fabsf(y) < 65520.0f)) {
+    if (!(fabsf(x) < 65520.0f) || !(fabsf(y) < 65520.0f)) *saturated = true;
+    x = x != x ? 0.0f : fminf(fmaxf(x, -65504.0f), 65504.0f);
+    y = y != y ? 0.0f : fminf(fmaxf(y, -65504.0f), 65504.0f);
   }
+  const __half2 pair = __floats2half2_rn(x, y);
+  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 // A log decay as the window keeps it in FP16: -inf stays, finite ones stay finite.
@@ -309,37 +302,50 @@ __device__ __forceinline__ __half decay_to_half(float g) {
   return __float2half_rn(g == -INFINITY ? g : fmaxf(g, -65504.0f));
 }
 
+// Values kCount place .. of a row, BF16, FP16 (saturated) or FP32.
 template <int kCount>
 __device__ __forceinline__ void store_values(char* row, int32_t type, int32_t place,
                                              const float (&x)[kCount]) {
+  static_assert(kCount == 1 || kCount == 2);
   if (type == LEAPQUANT_FP32) {
     float* at = reinterpret_cast<float*>(row) + kCount * place;
-    if constexpr (kCount == 4) {
-      *reinterpret_cast<float4*>(at) = make_float4(x[0], x[1], x[2], x[3]);
+    if constexpr (kCount == 2) {
+      *reinterpret_cast<float2*>(at) = make_float2(x[0], x[1]);
     } else {
-#pragma unroll
-      for (int32_t i = 0; i < kCount; ++i) at[i] = x[i];
+      at[0] = x[0];
     }
     return;
   }
-  unsigned short half[kCount];
-#pragma unroll
-  for (int32_t i = 0; i < kCount; ++i) {
-    if (type == LEAPQUANT_BF16) {
-      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half[i]) : "f"(x[i]));
-    } else {
-      half[i] = __half_as_ushort(__float2half_rn(fminf(fmaxf(x[i], -65504.0f), 65504.0f)));
-    }
-  }
-  unsigned short* at = reinterpret_cast<unsigned short*>(row) + kCount * place;
-  if constexpr (kCount == 4) {
-    *reinterpret_cast<uint2*>(at) = make_uint2(half[0] | static_cast<uint32_t>(half[1]) << 16,
-                                               half[2] | static_cast<uint32_t>(half[3]) << 16);
-  } else if constexpr (kCount == 2) {
-    *reinterpret_cast<uint32_t*>(at) = half[0] | static_cast<uint32_t>(half[1]) << 16;
+  uint32_t pair;
+  const float second = kCount == 2 ? x[kCount - 1] : 0.0f;
+  if (type == LEAPQUANT_BF16) {
+    pair = pack_bf16(x[0], second);
   } else {
-    at[0] = half[0];
+    const __half2 halves = __floats2half2_rn(fminf(fmaxf(x[0], -65504.0f), 65504.0f),
+                                             fminf(fmaxf(second, -65504.0f), 65504.0f));
+    pair = *reinterpret_cast<const uint32_t*>(&halves);
   }
+  if constexpr (kCount == 2) {
+    reinterpret_cast<uint32_t*>(row)[place] = pair;
+  } else {
+    reinterpret_cast<unsigned short*>(row)[place] = static_cast<unsigned short>(pair);
+  }
+}
+
+// Value of a log8 byte: 2^((n - 128) / 8), bitwise the table of core/numeric.
+__device__ __forceinline__ float log8_value(uint32_t n) {
+  const bool one = (n & 1u) != 0;
+  const bool two = (n & 2u) != 0;
+  const float a = select_float(one, static_cast<float>(1.0905077326652577), 1.0f);
+  const float b = select_float(one, static_cast<float>(1.2968395546510096),
+                               static_cast<float>(1.1892071150027210));
+  const float c = select_float(one, static_cast<float>(1.5422108254079408),
+                               static_cast<float>(1.4142135623730951));
+  const float d = select_float(one, static_cast<float>(1.8340080864093424),
+                               static_cast<float>(1.6817928305074290));
+  const float low = select_float(two, b, a);
+  const float high = select_float(two, d, c);
+  return select_float((n & 4u) != 0, high, low) * __uint_as_float((n / 8 + 111u) << 23);
 }
 
 }  // namespace leapquant::cuda::decoding_128

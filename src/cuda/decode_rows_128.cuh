@@ -1,113 +1,142 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of a head's rows, records and compensators, with both read vectors: key sides to
-// weights, value sides times weights, by the matrix units. Where the rows lie is the caller's
-// business.
+// Products of a head's rows, records and compensators, with both read vectors, by one warp and the
+// matrix units: key sides to weights, value sides times weights. Where the rows lie is the
+// caller's business.
 #pragma once
 
 #include "cuda/decode_reads_128.cuh"
 
 namespace leapquant::cuda::decoding_128 {
 
-template <int kWarps>
+// Rows past the last are read as the last, with weights of zero: what lies there is finite.
+template <int kPairs, bool kLow>
 struct RowProducts {
-  static constexpr int32_t kValues = 128 / kWarps;  // of a warp
-  static constexpr int32_t kTiles = kValues / 16;
-  char* shared;
+  static constexpr int32_t kChunks = 2 / kPairs;  // eights of values of a lane
+  char* scratch;                                  // of the pair: places of the plan from `limbs` on
   const Plan& plan;
-  int32_t lane, warp;
+  int32_t lane, pair;
 
-  __device__ __forceinline__ float2* weights() const {
-    return reinterpret_cast<float2*>(shared + plan.weights);
+  __device__ __forceinline__ char* limbs() const { return scratch; }
+  __device__ __forceinline__ float* row_sums() const { return reinterpret_cast<float*>(scratch); }
+  __device__ __forceinline__ float* weights() const {
+    return reinterpret_cast<float*>(scratch + plan.weights - plan.limbs);
   }
+  __device__ __forceinline__ float* factors() const { return weights() + 2 * plan.rows; }
   __device__ __forceinline__ float* units() const {
-    return reinterpret_cast<float*>(shared + plan.units);
+    return reinterpret_cast<float*>(scratch + plan.units - plan.limbs);
   }
 
-  // Weights of 8 records from `row` (vector decays): sums over the lanes.
-  __device__ __forceinline__ void put_weights(float (&p)[16], int32_t last, int32_t rows) const {
-    const float sum = sums_of_sixteen(p, lane);
-    const int32_t mine = lane >> 2;
-    if ((lane & 1) == 0 && mine < rows) {
-      reinterpret_cast<float*>(weights() + last - mine)[(lane >> 1) & 1] = sum;
-    }
+  // The limbs as columns of an operand: column g is part g mod 4, without low parts g mod 2.
+  __device__ __forceinline__ void load_limbs(uint4 (&limbs)[4]) const {
+    const uint32_t at =
+        shared_address(this->limbs()) + 64 * ((lane >> 2) & (kLow ? 3 : 1)) + 16 * (lane & 3);
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) limbs[j] = load_shared_four(at + 256 * j);
   }
 
-  // Dot products of up to 8 rows with both read vectors, times scale(row), to weights from `to`.
-  // The limbs as operands: rows g high, g + 8 low parts of vector g mod 2; loaded anew for every
-  // tile, as 32 registers across tiles were spilled.
-  template <RowKind kKind, typename Scale>
-  __device__ __forceinline__ void key_dots(const char* rows, int32_t count, int32_t to,
-                                           Scale scale) const {
+  // Dot products of rows first .. first + 15 with both read vectors, times their factors (rows from
+  // `to` on; kUnits: and `unit`), to the weights from `to` on. row_at(i): address of row i < count.
+  // Weights are stored for rows below `stored`. Returns the largest magnitude, as bits.
+  template <RowKind kKind, bool kUnits, typename RowAt>
+  __device__ __forceinline__ uint32_t key_dots(RowAt row_at, const uint4 (&limbs)[4], int32_t first,
+                                               int32_t count, int32_t stored, int32_t to,
+                                               float2 unit) const {
     const int32_t g = lane >> 2;
     const int32_t t = lane & 3;
-    const char* row = g < count ? rows + g * row_bytes_of(kKind) : shared + plan.zeros;
-    const uint4* limbs =
-        reinterpret_cast<const uint4*>(shared + plan.limbs + (g & 1) * kLimbBytes) + 2 * t;
     float d[4] = {};
     float e[4] = {};
+    const bool wide = count - first > 8;
+    const auto lower = row_at(min(first + g, count - 1));
+    const auto upper = row_at(min(first + g + 8, count - 1));
 #pragma unroll
     for (int32_t j = 0; j < 4; ++j) {
       uint32_t x[4];
-      load_group<kKind, 8>(row, t + 4 * j, x);
-      const uint4 a = limbs[8 * j];
-      const uint4 b = limbs[8 * j + 1];
-      mma_fp16(d, a.x, a.y, a.z, a.w, x[0], x[1]);
-      mma_fp16(e, b.x, b.y, b.z, b.w, x[2], x[3]);
+      uint32_t y[4] = {};
+      load_group<kKind, 8>(lower, t + 4 * j, x);
+      if (wide) load_group<kKind, 8>(upper, t + 4 * j, y);
+      mma_fp16(d, x[0], y[0], x[1], y[1], limbs[j].x, limbs[j].y);
+      mma_fp16(e, x[2], y[2], x[3], y[3], limbs[j].z, limbs[j].w);
     }
-    if (g < 2) {
-      const float unit = units()[g];
-      float* out = reinterpret_cast<float*>(weights() + to + 2 * t) + g;
-      if (2 * t < count) out[0] = ((d[0] + e[0]) + (d[2] + e[2])) * unit * scale(2 * t);
-      if (2 * t + 1 < count) out[2] = ((d[1] + e[1]) + (d[3] + e[3])) * unit * scale(2 * t + 1);
+    // Columns 2t and 2t + 1: both vectors' high parts (t even) or low parts; all the same without.
+    const float* factor = factors() + to + g;
+    const float f0 = factor[0];
+    const float f1 = factor[8];
+    float s[4];
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      s[i] = d[i] + e[i];
+      if (kLow) s[i] += __shfl_xor_sync(kAll, s[i], 1);
+      s[i] *= i < 2 ? f0 : f1;
+      if (kUnits) s[i] *= i % 2 == 0 ? unit.x : unit.y;
+    }
+    const int32_t row = g + 8 * (t >> 1);
+    const float mine = (t & 1) != 0 ? select_float((t & 2) != 0, s[3], s[1])
+                                    : select_float((t & 2) != 0, s[2], s[0]);
+    if (first + row < stored) weights()[(t & 1) * plan.rows + to + row] = mine;
+    return __float_as_uint(fmaxf(fmaxf(fabsf(s[0]), fabsf(s[1])), fmaxf(fabsf(s[2]), fabsf(s[3]))));
+  }
+
+  // Weights of `rows` rows (a multiple of 16) as operands: pairs of neighbouring rows, high and low
+  // parts in one place, over the weights themselves.
+  __device__ __forceinline__ void pack_weights(int32_t rows, float scale) const {
+#pragma unroll 1
+    for (int32_t i = lane; i < rows; i += 32) {  // a pair of rows of one vector
+      const bool second = 2 * i >= rows;
+      float2* at = reinterpret_cast<float2*>(weights() + (second ? plan.rows - rows : 0)) + i;
+      uint32_t high, low;
+      split(at->x * scale, at->y * scale, &high, &low);
+      *at = make_float2(__uint_as_float(high), __uint_as_float(low));
     }
   }
 
-  // What the value sides of up to 16 rows add to both reads of the warp's values: acc[j][0], [1] of
-  // value g kValues / 8 + j, columns as the limbs (lane t = 0: first vector, t = 1: second), [2],
-  // [3] of the value kTiles further. scale: of the lane's vector.
-  template <RowKind kKind>
-  __device__ __forceinline__ void value_sums(const char* rows, int32_t count, int32_t from,
-                                             float scale, float (&acc)[kTiles][4]) const {
-    const int32_t g = lane >> 2;
+  // Adds what the value sides of rows first .. first + 15 give times the weights from `from` on, to
+  // values 8 chunk .. + 7: acc[j][0], [1] both vectors' sums of value j, [2], [3] of value j + 4.
+  template <RowKind kKind, typename RowAt>
+  __device__ __forceinline__ void value_sums(RowAt row_at, int32_t first, int32_t count,
+                                             int32_t from, int32_t chunk,
+                                             float (&acc)[4][4]) const {
     const int32_t t = lane & 3;
-    const float* w = reinterpret_cast<const float*>(weights() + from + 2 * t) + ((g >> 1) & 1);
-    const bool low = (g & 1) != 0;
-    uint32_t b[2] = {};
-    {
-      uint32_t high, rest;
-      split(w[0] * scale, w[2] * scale, &high, &rest);
-      b[0] = low ? rest : high;
-      if (count > 8) {
-        split(w[16] * scale, w[18] * scale, &high, &rest);
-        b[1] = low ? rest : high;
-      }
-    }
-    constexpr int32_t kLoad = kValues / 8 > 8 ? 8 : kValues / 8;  // values of one load
-    constexpr int32_t kLoads = kValues / 8 / kLoad;
-    uint32_t pairs[4][kLoads * kLoad / 2] = {};
-#pragma unroll
-    for (int32_t r = 0; r < 4; ++r) {
-      const int32_t index = 2 * t + (r & 1) + 8 * (r >> 1);
-      if (r >= 2 && count <= 8) continue;
-      const char* row = index < count ? rows + index * row_bytes_of(kKind) : shared + plan.zeros;
-#pragma unroll
-      for (int32_t i = 0; i < kLoads; ++i) {
-        uint32_t x[kLoad / 2];
-        load_group<kKind, kLoad>(row, (8 * warp + g) * kLoads + i, x);
-#pragma unroll
-        for (int32_t k = 0; k < kLoad / 2; ++k) pairs[r][kLoad / 2 * i + k] = x[k];
-      }
+    const uint32_t* w =
+        reinterpret_cast<const uint32_t*>(weights()) + ((lane >> 2) & 1) * plan.rows + from + 2 * t;
+    const uint2 even = *reinterpret_cast<const uint2*>(w);
+    const uint2 odd = *reinterpret_cast<const uint2*>(w + 8);
+    const auto load = [&](int32_t i, uint32_t (&x)[4]) {
+      load_group<kKind, 8>(row_at(min(first + i, count - 1)), chunk, x);
+    };
+    uint32_t x0[4], x1[4];
+    uint32_t x2[4] = {};
+    uint32_t x3[4] = {};
+    load(2 * t, x0);
+    load(2 * t + 1, x1);
+    if (count - first > 8) {
+      load(2 * t + 8, x2);
+      load(2 * t + 9, x3);
     }
 #pragma unroll
-    for (int32_t j = 0; j < kTiles; ++j) {
+    for (int32_t j = 0; j < 4; ++j) {
       const uint32_t pick = j % 2 == 0 ? 0x5410 : 0x7632;
-      const int32_t first = j / 2;
-      const int32_t second = (j + kTiles) / 2;
-      mma_fp16(acc[j], __byte_perm(pairs[0][first], pairs[1][first], pick),
-               __byte_perm(pairs[0][second], pairs[1][second], pick),
-               __byte_perm(pairs[2][first], pairs[3][first], pick),
-               __byte_perm(pairs[2][second], pairs[3][second], pick), b[0], b[1]);
+      const int32_t k = j / 2;
+      const uint32_t a0 = __byte_perm(x0[k], x1[k], pick);
+      const uint32_t a1 = __byte_perm(x0[2 + k], x1[2 + k], pick);
+      const uint32_t a2 = __byte_perm(x2[k], x3[k], pick);
+      const uint32_t a3 = __byte_perm(x2[2 + k], x3[2 + k], pick);
+      mma_fp16(acc[j], a0, a1, a2, a3, even.x, odd.x);
+      mma_fp16(acc[j], a0, a1, a2, a3, even.y, odd.y);
+    }
+  }
+
+  // Values 8 c + j and 8 c + j + 4 (j < 4), each both vectors' sums, lie at row_sums + 16 c + 4 j.
+  __device__ __forceinline__ float2 sums_of(int32_t value) const {
+    return *reinterpret_cast<const float2*>(row_sums() + 16 * (value >> 3) + 4 * (value & 3) +
+                                            ((value >> 1) & 2));
+  }
+  __device__ __forceinline__ void store_sums(const float (&acc)[4][4], int32_t chunk) const {
+    if ((lane & 3) != 0) return;
+    float4* to = reinterpret_cast<float4*>(row_sums()) + 4 * chunk;
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) {
+      to[j] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
     }
   }
 };

@@ -252,8 +252,11 @@ cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, cu
   const auto kernel = vector ? (call.plain ? fold_kernel<true, true> : fold_kernel<true, false>)
                              : (call.plain ? fold_kernel<false, true> : fold_kernel<false, false>);
   const int32_t bytes = fold_128_shared_bytes(call, vector);
-  const cudaError_t error =
+  cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared);  // as the decode beside it
   if (error != cudaSuccess) return error;
   const int32_t grid = static_cast<int32_t>(std::min<int64_t>(blocks, total));
   kernel<<<grid, kThreads, static_cast<size_t>(bytes), stream>>>(call, plan_for(call, vector));

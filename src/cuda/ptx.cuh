@@ -61,6 +61,11 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+// The same, of shared memory alone.
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // ---- Barriers that count arrivals, and copies of 16 bytes (sm_80) ----
 
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
@@ -94,6 +99,22 @@ __device__ __forceinline__ void launch_dependents() {
 }
 __device__ __forceinline__ void wait_for_previous_grid() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// ---- Registers handed from warp to warp, barriers of some warps (sm_90a) ----
+
+// All four warps of a group; kCount: of a thread from here on, a multiple of 8.
+template <int32_t kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int32_t kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+// Barrier `id` (1 to 15) of two warps.
+__device__ __forceinline__ void pair_barrier(int32_t id) {
+  asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
 }
 
 // ---- Loads and stores with an order ----
@@ -136,6 +157,22 @@ __device__ __forceinline__ uint2 load_shared_pair(uint32_t shared) {
                : "r"(shared)
                : "memory");
   return result;
+}
+// Four words; the address 16-byte aligned.
+__device__ __forceinline__ uint4 load_shared_four(uint32_t shared) {
+  uint4 result;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(result.x), "=r"(result.y), "=r"(result.z), "=r"(result.w)
+               : "r"(shared)
+               : "memory");
+  return result;
+}
+__device__ __forceinline__ void store_shared(uint32_t shared, int32_t word) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
+}
+// Until `threads` threads (a multiple of 32) have come to barrier `id` (1 to 15) of the block.
+__device__ __forceinline__ void sync_threads(int32_t id, int32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // Two floats to shared memory where `condition`, without a branch.
 __device__ __forceinline__ void store_pair_if(uint32_t condition, uint32_t shared, float a,
@@ -245,17 +282,17 @@ __device__ __forceinline__ void group_mma_bf16_16(float (&d)[2][4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<uint32_t>(add)),
         "n"(kTransposed ? 1 : 0));
 }
-// Where B lies: rows of 128 bytes, eight of them in 1,024 bytes, 16-byte pieces exchanged
-// (piece ^ row % 8): swizzled; or 8 x 8 matrices of 128 bytes, `leading` bytes from one to the next
-// along k, `stride` along n.
-__device__ __forceinline__ uint64_t swizzled_operand(uint32_t shared) {
-  return uint64_t{(shared & 0x3ffffu) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
-         uint64_t{1} << 62;
+// Where B lies: a place, which moves by 16 bytes for one, and how it lies there: rows of 128 bytes,
+// eight of them in 1,024 bytes, 16-byte pieces exchanged (piece ^ row % 8); or 8 x 8 matrices of
+// 128 bytes, `leading` bytes from one to the next along k, `stride` along n.
+__device__ __forceinline__ uint32_t operand_place(uint32_t shared, uint32_t leading) {
+  return (shared & 0x3ffffu) >> 4 | (leading >> 4) << 16;
 }
-__device__ __forceinline__ uint64_t plain_operand(uint32_t shared, uint32_t leading,
-                                                  uint32_t stride) {
-  return uint64_t{(shared & 0x3ffffu) >> 4} | uint64_t{leading >> 4} << 16 |
-         uint64_t{stride >> 4} << 32;
+__device__ __forceinline__ uint64_t swizzled_operand(uint32_t place) {
+  return uint64_t{place} | uint64_t{1024 >> 4 | 1u << 30} << 32;
+}
+__device__ __forceinline__ uint64_t plain_operand(uint32_t place, uint32_t stride) {
+  return uint64_t{place} | uint64_t{stride >> 4} << 32;
 }
 __device__ __forceinline__ void group_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -324,6 +361,12 @@ __device__ __forceinline__ uint32_t subtract_halves(uint32_t a, uint32_t b) {
   uint32_t result;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
+}
+
+// The value itself; what is worked out from it is not moved out of a loop (registers are short).
+__device__ __forceinline__ int32_t fresh_copy(int32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 // ---- Special functions ----
