@@ -6,16 +6,13 @@
 // error against the FP64 rebuild of the same bytes, beside the reference's.
 #include <limits>
 
-#include "core/pool.h"
+#include "cuda/fold_errors.h"
 #include "cuda/heads_128.h"
-#include "reference/codec.h"
-#include "reference/fold.h"
 
 namespace leapquant::cuda_test {
 namespace {
 
 using conformance::make_test_layout;
-using conformance::norm;
 using conformance::random_tokens;
 using conformance::Session;
 using conformance::Tokens;
@@ -50,18 +47,11 @@ std::vector<float> edge_state(const std::string& kind, uint32_t seed) {
   return m;
 }
 
-double distance(const std::vector<double>& a, const std::vector<double>& b) {
-  std::vector<double> difference = a;
-  for (size_t i = 0; i < a.size(); ++i) difference[i] -= b[i];
-  return norm(difference);
-}
-
 // Feeds sixteen tokens from position `start` on, `step` a call, then one that folds; the fold of
 // every head is as good as the reference's: 1.05 of its error, or nearly exact, that is within 1e-3
 // of the mean magnitude an entry. Outputs stay finite.
 void expect_good_fold(Session* session, const Tokens& tokens, int32_t start,
                       const std::string& what, int32_t step = 1) {
-  const Layout& layout = session->layout();
   for (int32_t t = start; t < start + 16; t += step) {
     for (float x : session->decode_one(0, t, tokens, t, step)) {
       ASSERT_TRUE(std::isfinite(x)) << what;
@@ -72,26 +62,15 @@ void expect_good_fold(Session* session, const Tokens& tokens, int32_t start,
   for (float x : session->decode_one(0, start + 16, tokens, start + 16, 1)) {
     ASSERT_TRUE(std::isfinite(x)) << what;
   }
-  const leapquant_pool old_pool = before.pool();
-  for (int32_t h = 0; h < layout.shape.num_v_heads; ++h) {
-    const int32_t base = session->memory().base(0)[h];
-    ASSERT_EQ(base, start + 16) << what;
-    const BoundaryLayout& head = layout.head(h);
-    const std::vector<double> exact = reference::rebuild(layout, old_pool, 0, 0, h, base);
-    std::byte* boundary = boundary_state(layout, old_pool, 0, h);
-    leapquant_health health = before.health(0)[h];
-    reference::encode_state(head, exact.data(), false, boundary, &health);
-    const double own = distance(session->state(0, h, base), exact);
-    const double expected = distance(reference::decode_boundary(head, boundary), exact);
-    double mean = 0.0;
-    for (double x : exact) mean += std::fabs(x);
-    mean /= static_cast<double>(exact.size());
-    EXPECT_TRUE(own <= 1.05 * expected ||
-                own <= 1e-3 * mean * std::sqrt(static_cast<double>(exact.size())))
-        << what << ", head " << h << ": " << own / expected;
+  for (int32_t h = 0; h < session->layout().shape.num_v_heads; ++h) {
+    ASSERT_EQ(session->memory().base(0)[h], start + 16) << what;
+    const FoldErrors errors = fold_errors(session, &before, h);
+    EXPECT_TRUE(errors.own <= 1.05 * errors.reference ||
+                errors.own <= 1e-3 * errors.mean_entry * 128.0)
+        << what << ", head " << h << ": " << errors.own / errors.reference;
     const leapquant_health& reported = session->memory().health(0)[h];
-    EXPECT_EQ(reported.flags, health.flags) << what << ", head " << h;
-    EXPECT_NEAR(reported.compensator_energy, health.compensator_energy, 2e-3) << what;
+    EXPECT_EQ(reported.flags, errors.health.flags) << what << ", head " << h;
+    EXPECT_NEAR(reported.compensator_energy, errors.health.compensator_energy, 2e-3) << what;
   }
 }
 

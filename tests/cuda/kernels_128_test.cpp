@@ -7,10 +7,8 @@
 #include <cmath>
 
 #include "conformance/session.h"
-#include "core/pool.h"
 #include "cuda/device_layer.h"
-#include "reference/codec.h"
-#include "reference/fold.h"
+#include "cuda/fold_errors.h"
 
 namespace leapquant::cuda_test {
 namespace {
@@ -89,23 +87,11 @@ TEST(Kernels128, FoldsAreAsGoodAsTheReferences) {
       for (int32_t t = 0; t < 65; ++t) {
         conformance::PoolMemory before = session.memory();
         session.decode_one(0, t, tokens, t, 1);
-        const leapquant_pool old_pool = before.pool();
         for (int32_t h = 0; h < c.shape.num_v_heads; ++h) {
-          const int32_t base = session.memory().base(0)[h];
-          if (base == before.base(0)[h]) continue;
-          const BoundaryLayout& head = layout.head(h);
-          const std::vector<double> exact = reference::rebuild(layout, old_pool, 0, 0, h, base);
-          std::byte* boundary = boundary_state(layout, old_pool, 0, h);
-          reference::encode_state(head, exact.data(), false, boundary, nullptr);
-          const auto error = [&](const std::vector<double>& state) {
-            std::vector<double> difference = state;
-            for (size_t i = 0; i < exact.size(); ++i) difference[i] -= exact[i];
-            return conformance::norm(difference);
-          };
-          const double own = error(session.state(0, h, base));
-          const double reference_error = error(reference::decode_boundary(head, boundary));
-          EXPECT_TRUE(own <= 1.05 * reference_error || own <= 1e-3 * conformance::norm(exact))
-              << "head " << h << ", token " << t << ": " << own / reference_error;
+          if (session.memory().base(0)[h] == before.base(0)[h]) continue;
+          const FoldErrors errors = fold_errors(&session, &before, h);
+          EXPECT_TRUE(errors.own <= 1.05 * errors.reference || errors.own <= 1e-3 * errors.norm)
+              << "head " << h << ", token " << t << ": " << errors.own / errors.reference;
         }
       }
     }
