@@ -63,6 +63,11 @@ __device__ __forceinline__ void encode_head(const Call128& call, const Plan& pla
       call.health != nullptr ? call.health + int64_t{slot} * call.v_heads + v_head : nullptr;
   if (health != nullptr && fresh && thread == 0) *health = leapquant_health{};
   if (thread >= 32 && thread < 67) fold.at<uint32_t>(kAliveAt)[thread - 32] = 0;
+  // Rows past the rank, which products meet with zeros.
+  for (int32_t r = fold.rank() + Fold::warp(); r < fold.side_count(); r += kWarps) {
+    fold.row_halves(kSidesAt, r) = make_uint2(0, 0);
+    fold.row_halves(kSidesAt + kLowAt, r) = make_uint2(0, 0);
+  }
   State x;
   bool zero = false;
   uint32_t flags = load_state(fold, kept, &x, &zero);

@@ -25,18 +25,17 @@ __device__ __forceinline__ void scale_columns(Tiles<kTiles>& x, const float* fac
 // out[., 32] (+)= a[., 32] B^T for a lower triangular B in blocks. Starts only.
 __device__ __forceinline__ void start_triangle(const OperandParts (&a)[2],
                                                const Blocks (&blocks)[2], bool add, Tiles<4>& out) {
-  const uint32_t high = shared_address(blocks[0]);
-  const uint32_t low = shared_address(blocks[1]);
-  group_mma_bf16_32<false>(out, a[0].high, plain_operand(high, kBlockLeading, kBlockStride), add);
-  group_mma_bf16_32<false>(out, a[0].high, plain_operand(low, kBlockLeading, kBlockStride), true);
-  group_mma_bf16_32<false>(out, a[0].low, plain_operand(high, kBlockLeading, kBlockStride), true);
-  constexpr uint32_t kSecond = 2 * kBlockLeading;
-  group_mma_bf16_32<false>(out, a[1].high,
-                           plain_operand(high + kSecond, kBlockLeading, kBlockStride), true);
-  group_mma_bf16_32<false>(out, a[1].high,
-                           plain_operand(low + kSecond, kBlockLeading, kBlockStride), true);
-  group_mma_bf16_32<false>(out, a[1].low,
-                           plain_operand(high + kSecond, kBlockLeading, kBlockStride), true);
+  const uint32_t place = operand_place(shared_address(blocks), kBlockLeading);
+  constexpr uint32_t kLow = sizeof(Blocks) >> 4;
+  constexpr uint32_t kSecond = 2 * kBlockLeading >> 4;
+#pragma unroll
+  for (uint32_t n = 0; n < 2; ++n) {
+    const uint64_t high = plain_operand(place + n * kSecond, kBlockStride);
+    const uint64_t low = plain_operand(place + n * kSecond + kLow, kBlockStride);
+    group_mma_bf16_32<false>(out, a[n].high, high, add || n > 0);
+    group_mma_bf16_32<false>(out, a[n].high, low, true);
+    group_mma_bf16_32<false>(out, a[n].low, high, true);
+  }
 }
 
 __device__ __forceinline__ void hold_parts(OperandParts& parts) {
@@ -51,8 +50,8 @@ __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace
                                               PreparedChunk<kColumns>* stage, Tiles<kDim / 8>& s) {
   const int32_t lane = at.lane;
   const int32_t t = lane & 3;
-  const uint32_t rows = shared_address(stage->rows);
-  constexpr uint32_t kHalfBytes = sizeof(stage->rows[0]);
+  const uint32_t rows = operand_place(shared_address(stage->rows), 16);
+  constexpr uint32_t kHalf = sizeof(stage->rows[0]) >> 4;
   // K S and Q S: tiles 0 .. 3 and 4 .. 7.
   Tiles<8> both;
   OperandParts parts[kDim / 16];
@@ -63,7 +62,7 @@ __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace
     group_fence();
 #pragma unroll
     for (uint32_t n = step - 3; n <= step; ++n) {
-      const uint64_t b = swizzled_operand(rows + (n >> 2) * kHalfBytes + 32 * (n & 3));
+      const uint64_t b = swizzled_operand(rows + (n >> 2) * kHalf + 2 * (n & 3));
       group_mma_bf16_64<false>(both, parts[n].high, b, n > 0);
       group_mma_bf16_64<false>(both, parts[n].low, b, true);
     }
@@ -125,8 +124,8 @@ __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace
   Tiles<8> sum;
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
-    const uint64_t early = swizzled_operand(rows + half * kHalfBytes);
-    const uint64_t late = swizzled_operand(rows + half * kHalfBytes + 16 * 128);
+    const uint64_t early = swizzled_operand(rows + half * kHalf);
+    const uint64_t late = swizzled_operand(rows + half * kHalf + (16 * 128 >> 4));
     group_fence();
     group_mma_bf16_64<true>(sum, written[0].high, early, false);
     group_mma_bf16_64<true>(sum, written[0].low, early, true);
