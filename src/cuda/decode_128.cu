@@ -22,7 +22,7 @@ using namespace decoding_128;
 // at twelve blocks of one pair, 96 at ten.
 constexpr int32_t resident_blocks(bool vector, int32_t pairs, bool plain) {
   if (pairs == 1) return !plain ? 6 : vector ? 8 : 10;
-  return vector && !plain ? 3 : 4;
+  return plain ? 4 : 3;
 }
 
 // Outputs of tokens that are not computed.
@@ -71,11 +71,10 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
                    (warp & 1) == 0,
                    32 * warp + lane};
   };
-  const uint32_t barrier = shared_address(shared + plan.barrier);
   uint32_t* deferred = reinterpret_cast<uint32_t*>(shared + plan.deferred);
   auto& rows = *reinterpret_cast<typename OneHead::Pointers*>(shared + plan.pointers);
   int32_t* common = reinterpret_cast<int32_t*>(shared + plan.bases);
-  if (threadIdx.x == 0) barrier_init(barrier, 2);
+  if (threadIdx.x == 0) head_at(own_lane).init_barriers();
   for (int32_t i = threadIdx.x; i < kDeferredWords; i += kThreads) deferred[i] = 0;
   fence_async_proxy();
   __syncthreads();
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   const int64_t total = int64_t{call.batch} * call.v_heads;
   const int64_t first = total * blockIdx.x / gridDim.x;
   const int32_t count = static_cast<int32_t>(total * (blockIdx.x + 1) / gridDim.x - first);
-  uint32_t parity = 0;
+  uint32_t turn = 0;  // heads that this block has had
   int32_t left = 0;   // heads that wait for their folds
   int32_t looks = 0;  // at them, once the others are done
 
@@ -114,12 +113,25 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
       int32_t counts = 0;  // records
       typename OneHead::Raw raw = {};
       float decay = 0.0f;
-      const auto begin = [&](int32_t bit) {  // copies and inputs of a head
+      // Copies of the head after `turn` heads, by parts.
+      const auto start = [&](auto part, int32_t bit, uint32_t its_turn) {
         const int32_t n = __shfl_sync(kAll, counts, bit);
-        head.start_copies(rows, group + bit, n, head.format_at(group + bit), barrier);
-        head.load_inputs(rows, group + bit, 0, &raw);
-        decay = head.load_decay(rows, group + bit, n);
+        const HeadFormat128& format = head.format_at(group + bit);
+        if constexpr (part == OneHead::kInputs || part == OneHead::kAllParts) {
+          head.start_inputs(rows, group + bit, n, format, its_turn);
+        }
+        if constexpr (part == OneHead::kCodes || part == OneHead::kAllParts) {
+          if (threadIdx.x == 0) head.start_codes(rows, group + bit, format);
+        }
+        if constexpr (part == OneHead::kRows || part == OneHead::kAllParts) {
+          if (threadIdx.x == 32) head.start_rows(rows, group + bit, n, format);
+        }
+        if constexpr (!OneHead::kStreams && part == OneHead::kAllParts) {
+          head.load_inputs(rows, group + bit, 0, &raw);
+          decay = head.load_decay(rows, group + bit, n);
+        }
       };
+      constexpr std::integral_constant<typename OneHead::Part, OneHead::kAllParts> kAllOfIt;
       int32_t tokens = kPlain ? 1 : 0;
       if (wanted != 0) {
         const Sequence128 s = load_sequence(call, sequence);
@@ -151,7 +163,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
               __ballot_sync(kAll, counts >= 0 && counts <= call.capacity - (call.tokens - 1));
           heads = wanted & ~due & fit;
           const bool copying = heads != 0;
-          if (copying) begin(__ffs(static_cast<int32_t>(heads)) - 1);
+          if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1, turn);
           if (fresh) {
             uint32_t found = check_positions(call, s, threadIdx.x, kThreads);
             found |=
@@ -171,8 +183,10 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
               put_bits(deferred, index, kAll >> (32 - some), later >> (from & 31));
             }
           } else if (copying) {
-            barrier_wait(barrier, parity);
-            parity ^= 1u;
+            head.wait_for_inputs(turn);
+            head.wait_for_codes(turn);
+            head.wait_for_rows(turn);
+            ++turn;
             heads = 0;
           }
         }
@@ -195,17 +209,17 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
 #pragma unroll 1
         for (int32_t t = 0; t < tokens; ++t) {
           if (t > 0) head.load_inputs(rows, v_head, t, &raw);
-          const bool last_token = kPlain || t + 1 == tokens;
-          const auto wait = [&] { barrier_wait(barrier, parity); };
-          const auto early = [&] {
-            if (!last_token) return;
-            if (!kPlain && tokens > 1) fence_async_shared();  // records appended where copies write
-            __syncthreads();
-            if (heads != 0) begin(__ffs(static_cast<int32_t>(heads)) - 1);
+          const bool last = kPlain || t + 1 == tokens;
+          const auto ahead = [&](auto part) {
+            if constexpr (part == OneHead::kAllParts) {
+              if (!kPlain && tokens > 1) fence_async_shared();  // records appended, then copies
+              __syncthreads();
+            }
+            if (heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1, turn + 1);
           };
-          head.token(rows, v_head, t, n + t, format, &decay, !last_token, &raw, wait, early);
+          head.token(rows, v_head, t, n + t, format, &decay, last, &raw, turn, ahead);
         }
-        parity ^= 1u;
+        ++turn;
         if (!kPlain) zero_outputs(head, call, sequence, v_head, tokens);
       }
       __syncthreads();  // shared memory may be overwritten

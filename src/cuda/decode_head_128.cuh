@@ -4,6 +4,8 @@
 // block takes, and when, is the kernel's business.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/decode_rows_128.cuh"
 
 namespace leapquant::cuda::decoding_128 {
@@ -27,11 +29,16 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
   using Products::units;
   using Products::weights;
   static constexpr int32_t kCount = 2 / kPairs;  // values a lane owns at the end
+  // Everything of the next head is on its way as soon as this head has read what it takes the place
+  // of; else, together, when all of it is read.
+  static constexpr bool kStreams = kPlain && kPairs == 1;
+  static constexpr int32_t kThreads = 64 * kPairs;
   const Call128& call;
   char* shared;
   bool reads_codes;  // the warp's part
   int32_t place;     // of the lane's values: value = kCount * place
 
+  enum Part { kInputs, kCodes, kRows, kAllParts };  // of shared memory, by who reads them
   // What a pair's warps tell each other, in `units`.
   enum Unit {
     kKeyNorm,
@@ -440,13 +447,42 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
     }
   }
 
-  // One token, whose inputs *raw holds. n records lie in shared memory, *decay is lane l's log
-  // decay of record l (scalar decays). wait: until the copies are there. early: shared memory has
-  // been read for the last time, unless the token is appended to it.
-  template <typename Wait, typename Early>
-  __device__ __forceinline__ void token(const Pointers& inputs, int32_t v_head, int32_t t,
-                                        int32_t n, const HeadFormat128& format, float* decay,
-                                        bool append, Raw* raw, Wait wait, Early early) const {
+  // What lies where for one head: its turn in the block decides the buffer of inputs and the phases
+  // of the barriers.
+  __device__ __forceinline__ char* inputs_of(uint32_t turn) const {
+    return shared + plan.inputs + ((turn & 1u) != 0 ? plan.input_bytes : 0);
+  }
+  __device__ __forceinline__ uint32_t barrier_of(int32_t which) const {
+    return shared_address(shared + plan.barriers) + 8u * static_cast<uint32_t>(which);
+  }
+  __device__ __forceinline__ void wait_for_codes(uint32_t turn) const {
+    barrier_wait(barrier_of(0), turn & 1u);
+  }
+  __device__ __forceinline__ void wait_for_rows(uint32_t turn) const {
+    barrier_wait(barrier_of(1), turn & 1u);
+  }
+  __device__ __forceinline__ void wait_for_inputs(uint32_t turn) const {
+    barrier_wait(barrier_of(2 + static_cast<int32_t>(turn & 1u)), (turn >> 1) & 1u);
+  }
+  __device__ __forceinline__ void init_barriers() const {  // one thread
+    barrier_init(barrier_of(0), 1);
+    barrier_init(barrier_of(1), 1);
+    barrier_init(barrier_of(2), kStreams ? kThreads + 1 : 1);
+    barrier_init(barrier_of(3), kStreams ? kThreads + 1 : 1);
+  }
+
+  // One token. n records lie in shared memory. *raw: its inputs, *decay: lane l's log decay of
+  // record l (scalar decays); both only where inputs do not lie in shared memory. last: of the
+  // head. ahead(part): shared memory of that part has been read for the last time.
+  template <typename Ahead>
+  __device__ __forceinline__ void token(const Pointers& rows, int32_t v_head, int32_t t, int32_t n,
+                                        const HeadFormat128& format, float* decay, bool last,
+                                        Raw* raw, uint32_t turn, Ahead ahead) const {
+    if constexpr (kStreams) {
+      wait_for_inputs(turn);
+      read_inputs(inputs_of(turn), n, raw, decay);
+      ahead(std::integral_constant<Part, kInputs>());
+    }
     // Everything up to the last step is linear in k and q as given: lengths and the token's own
     // scalar decay come in at the end.
     const float4 q = widen_raw(raw->q, type_of(call.q));
@@ -487,14 +523,17 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
         if (kVector) units()[kDecay] = 1.0f;
       }
     }
-    if (t == 0) wait();
     if constexpr (kVector) {
+      if (t == 0) wait_for_rows(turn);
       weigh_records(n, format.num_fp16, &rk, &rq);
       pair_sync();
     }
     if (reads_codes) {
+      if (t == 0) wait_for_codes(turn);
       read_residual(rk, rq, back, format);
+      if constexpr (kStreams) ahead(std::integral_constant<Part, kCodes>());
     } else {
+      if (!kVector && t == 0) wait_for_rows(turn);
       float2 unit = make_float2(1.0f, 1.0f);
       if constexpr (kVector) {
         rk = multiply(rk, to_top(largest_of_warp(rk), &unit.x));
@@ -511,9 +550,20 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
         __syncwarp();
       }
       read_rows(n, unit, back, format);
+      if constexpr (kStreams) {
+        __syncwarp();
+        ahead(std::integral_constant<Part, kRows>());
+      }
     }
     pair_sync();
-    finish(inputs, v_head, t, n, format, decay, append, *raw, k, g, early);
+    if (!kStreams && t == 0) wait_for_inputs(turn);
+    finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, inputs_of(turn), [&] {
+      if constexpr (kStreams) {
+        pair_sync();
+      } else if (last) {
+        ahead(std::integral_constant<Part, kAllParts>());
+      }
+    });
   }
 
   // Residual and rows together: correction, output, record.
@@ -521,7 +571,7 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
   __device__ __forceinline__ void finish(const Pointers& inputs, int32_t v_head, int32_t t,
                                          int32_t n, const HeadFormat128& format, float* decay,
                                          bool append, const Raw& raw, float4 k, float4 g,
-                                         Early early) const {
+                                         const char* own_inputs, Early early) const {
     float v[kCount];
     widen_values(raw, v);
     float beta = 1.0f;
@@ -547,14 +597,13 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
     if (format.fp16_scale) {
       if constexpr (kCount == 2) {
         const __half2 pair_of_scales =
-            reinterpret_cast<const __half2*>(shared + format.value_scale)[place];
+            reinterpret_cast<const __half2*>(own_inputs + kScalesAt)[place];
         step[0] = __low2float(pair_of_scales), step[1] = __high2float(pair_of_scales);
       } else {
-        step[0] = half_at(shared + format.value_scale, place);
+        step[0] = half_at(own_inputs + kScalesAt, place);
       }
     } else {
-      load_values(reinterpret_cast<const float*>(shared + format.value_scale) + kCount * place,
-                  step);
+      load_values(reinterpret_cast<const float*>(own_inputs + kScalesAt) + kCount * place, step);
     }
 #pragma unroll
     for (int32_t i = 0; i < kCount; ++i) step[i] *= format.inverse_q;
@@ -653,40 +702,118 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
                    __half_as_ushort(h[2]) | static_cast<uint32_t>(__half_as_ushort(h[3])) << 16);
   }
 
-  // Bulk copies of the boundary state (thread 0 of the block) and of the n records before the
-  // sequence's position (thread 32); both arrive at the barrier.
-  __device__ __forceinline__ void start_copies(const Pointers& inputs, int32_t v_head, int32_t n,
-                                               const HeadFormat128& format,
-                                               uint32_t barrier) const {
-    const uint32_t to = shared_address(shared);
+  // Inputs that lie in shared memory (kStreams).
+  __device__ __forceinline__ void read_inputs(const char* from, int32_t n, Raw* raw,
+                                              float* decay) const {
+    const uint2 q = reinterpret_cast<const uint2*>(from)[lane];
+    const uint2 k = reinterpret_cast<const uint2*>(from + kKeyInputAt)[lane];
+    raw->q.x = q.x, raw->q.y = q.y;
+    raw->k.x = k.x, raw->k.y = k.y;
+    raw->v[0] = reinterpret_cast<const uint32_t*>(from + kValueInputAt)[place];
+    const uint2 scalars = *reinterpret_cast<const uint2*>(from + kScalarsAt);
+    raw->beta = scalars.x;
+    if constexpr (kVector) {
+      raw->g = load_shared_row(from + kDecaysAt);
+    } else {
+      raw->g.x = scalars.y;
+      *decay = call.stored_decay != 0 && lane < n
+                   ? reinterpret_cast<const float*>(from + kDecaysAt)[lane]
+                   : 0.0f;
+    }
+  }
+  __device__ __forceinline__ uint4 load_shared_row(const char* row) const {
+    uint4 raw = {};
+    if (call.log_decay.type == LEAPQUANT_FP32) {
+      raw = reinterpret_cast<const uint4*>(row)[lane];
+    } else {
+      const uint2 half = reinterpret_cast<const uint2*>(row)[lane];
+      raw.x = half.x, raw.y = half.y;
+    }
+    return raw;
+  }
+
+  // Copies of a head whose turn is `turn`; all threads. The residual's value scales, and where they
+  // stream the inputs.
+  __device__ __forceinline__ void start_inputs(const Pointers& rows, int32_t v_head, int32_t n,
+                                               const HeadFormat128& format, uint32_t turn) const {
+    const uint32_t to = shared_address(inputs_of(turn));
+    const uint32_t barrier = barrier_of(2 + static_cast<int32_t>(turn & 1u));
     if (threadIdx.x == 0) {
-      const uint32_t bytes = static_cast<uint32_t>(format.bytes);
+      const uint32_t bytes = format.fp16_scale ? 256u : 512u;
       barrier_expect(barrier, bytes);
-      bulk_copy(to, boundary_at(inputs, v_head), bytes, barrier);
-    } else if (threadIdx.x == 32) {
-      const uint32_t decay_row = kVector ? 128u * static_cast<uint32_t>(call.decay_bytes) : 0u;
-      barrier_expect(barrier, static_cast<uint32_t>(n) * (512u + decay_row));
-      // From the oldest to the ring's end, then from its start.
-      int32_t ring = ring_after(inputs.ring, -n);
-      uint32_t done = 0;
-#pragma unroll 1
-      while (n > 0) {
-        const int32_t rows = min(n, call.ring_tokens - ring);
-        const uint32_t bytes = 256u * static_cast<uint32_t>(rows);
-        const uint32_t from = 256u * static_cast<uint32_t>(ring);
-        bulk_copy(to + plan.keys + 256 * done, inputs.window + (keys_at(v_head) + from), bytes,
-                  barrier);
-        bulk_copy(to + plan.corrections + 256 * done,
-                  inputs.window + (corrections_at(v_head) + from), bytes, barrier);
-        if constexpr (kVector) {
-          bulk_copy(to + plan.decays + decay_row * done,
-                    inputs.window + (decays_at(v_head) + decay_row * static_cast<uint32_t>(ring)),
-                    decay_row * static_cast<uint32_t>(rows), barrier);
+      bulk_copy(to + kScalesAt, boundary_at(rows, v_head) + format.value_scale, bytes, barrier);
+    }
+    if constexpr (kStreams) {
+      const uint32_t part = threadIdx.x >> 4;
+      const uint32_t piece = 16u * (threadIdx.x & 15u);
+      if (part < 2) {
+        const int32_t k_head = quotient<kPlain>(v_head, call.group);
+        const char* from =
+            part == 0 ? at(rows.q, call.q, 0, k_head) : at(rows.k, call.k, 0, k_head);
+        copy_16_async(to + 256u * part + piece, from + piece);
+      } else if (part == 2) {
+        copy_16_async(to + 256u * part + piece, at(rows.v, call.v, 0, v_head, piece));
+      } else if constexpr (kVector) {
+        const char* from = at(rows.g, call.log_decay, 0, v_head, piece);
+        copy_16_async(to + kDecaysAt + piece, from);
+        if (call.log_decay.type == LEAPQUANT_FP32) {
+          copy_16_async(to + kDecaysAt + 256u + piece, from + 256);
         }
-        done += static_cast<uint32_t>(rows);
-        n -= rows;
-        ring = 0;
       }
+      if (threadIdx.x == 48 && call.beta.data != nullptr) {
+        copy_4_async(to + kScalarsAt, rows.beta + 4 * v_head);
+      }
+      if constexpr (!kVector) {
+        if (threadIdx.x == 49 && call.log_decay.data != nullptr) {
+          copy_4_async(to + kScalarsAt + 4, rows.g + 4 * v_head);
+        }
+        if (call.stored_decay != 0 && threadIdx.x < n) {
+          const int32_t ring = ring_after(rows.ring, static_cast<int32_t>(threadIdx.x) - n);
+          copy_4_async(to + kDecaysAt + 4u * threadIdx.x,
+                       rows.window + (decays_at(v_head) + 4u * ring));
+        }
+      }
+      barrier_arrive_copies(barrier);
+    }
+  }
+  // Codes and smoothing; one thread.
+  __device__ __forceinline__ void start_codes(const Pointers& rows, int32_t v_head,
+                                              const HeadFormat128& format) const {
+    const uint32_t bytes = static_cast<uint32_t>(format.fp16_keys);
+    barrier_expect(barrier_of(0), bytes);
+    bulk_copy(shared_address(shared), boundary_at(rows, v_head), bytes, barrier_of(0));
+  }
+  // Compensators and the n records before the sequence's position; one thread.
+  __device__ __forceinline__ void start_rows(const Pointers& rows, int32_t v_head, int32_t n,
+                                             const HeadFormat128& format) const {
+    const uint32_t to = shared_address(shared);
+    const uint32_t barrier = barrier_of(1);
+    const uint32_t decay_row = kVector ? 128u * static_cast<uint32_t>(call.decay_bytes) : 0u;
+    const uint32_t rest = static_cast<uint32_t>(format.bytes - format.fp16_keys);
+    barrier_expect(barrier, rest + static_cast<uint32_t>(n) * (512u + decay_row));
+    if (rest != 0) {
+      bulk_copy(to + format.fp16_keys, boundary_at(rows, v_head) + format.fp16_keys, rest, barrier);
+    }
+    // From the oldest to the ring's end, then from its start.
+    int32_t ring = ring_after(rows.ring, -n);
+    uint32_t done = 0;
+#pragma unroll 1
+    while (n > 0) {
+      const int32_t count = min(n, call.ring_tokens - ring);
+      const uint32_t bytes = 256u * static_cast<uint32_t>(count);
+      const uint32_t from = 256u * static_cast<uint32_t>(ring);
+      bulk_copy(to + plan.keys + 256 * done, rows.window + (keys_at(v_head) + from), bytes,
+                barrier);
+      bulk_copy(to + plan.corrections + 256 * done, rows.window + (corrections_at(v_head) + from),
+                bytes, barrier);
+      if constexpr (kVector) {
+        bulk_copy(to + plan.decays + decay_row * done,
+                  rows.window + (decays_at(v_head) + decay_row * static_cast<uint32_t>(ring)),
+                  decay_row * static_cast<uint32_t>(count), barrier);
+      }
+      done += static_cast<uint32_t>(count);
+      n -= count;
+      ring = 0;
     }
   }
 };

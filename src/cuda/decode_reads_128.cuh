@@ -16,12 +16,21 @@ using namespace device_128;
 constexpr int32_t kPlaneWords = 36;   // 32 words of one byte plane, padded against bank conflicts
 constexpr int32_t kLimbBytes = 1024;  // both vectors as FP16, high and low parts
 constexpr int32_t kDeferredWords = 64;
+// Inputs of a head: rows q, k, v in BF16, the residual's value scales, beta and log decay, log
+// decays of the records (scalar) or of the token (vector, up to 512 bytes).
+constexpr int32_t kKeyInputAt = 256;
+constexpr int32_t kValueInputAt = 512;
+constexpr int32_t kScalesAt = 768;
+constexpr int32_t kScalarsAt = 1280;
+constexpr int32_t kDecaysAt = 1296;
+constexpr int32_t kInputBytes = 1424;
 constexpr uint32_t kAll = 0xffffffffu;
 
 // Shared memory of one block, in bytes from its start. Every pair of warps has scratch of its own,
 // `scratch` bytes from the next one's: places from `limbs` on are the first pair's.
 struct Plan {
-  int32_t keys, corrections, decays, deferred, bases, pointers, barrier;
+  int32_t keys, corrections, decays, inputs, deferred, bases, pointers, barriers;
+  int32_t input_bytes;  // of one of two buffers
   int32_t limbs, codes, weights, units, scratch, bytes;
   int32_t rows;   // weights of one vector
   int32_t words;  // sums of codes: between those of one digit pair and the next
@@ -38,14 +47,17 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   at += capacity * 256;
   p.decays = at;
   at += capacity * 128 * decay_bytes;
+  p.inputs = at;
+  p.input_bytes = kInputBytes + (decay_bytes != 0 ? 512 : 0);
+  at += 2 * p.input_bytes;
   p.deferred = at;
   at += kDeferredWords * 4;
   p.bases = at;
   at += 32 * 4;
   p.pointers = at;
   at += 80;
-  p.barrier = at;
-  at += 16;
+  p.barriers = at;
+  at += 4 * 8;
   p.limbs = at;  // then sums of rows [2][128]: the limbs are dead
   at += kLimbBytes;
   p.codes = at;  // byte planes of both vectors, then sums of codes [4][words]

@@ -87,6 +87,14 @@ __device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity
 __device__ __forceinline__ void copy_16_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
+// The same of 4 bytes, through the first cache level.
+__device__ __forceinline__ void copy_4_async(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+// Arrives at a barrier, which counts this thread, once all such copies of it are done.
+__device__ __forceinline__ void barrier_arrive_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Waits for all such copies of this thread.
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
