@@ -100,29 +100,17 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// ---- Launches that overlap (sm_90) ----
+// ---- Launches that overlap (sm_90; before, none does) ----
 
 __device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 __device__ __forceinline__ void wait_for_previous_grid() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// ---- Registers handed from warp to warp, barriers of some warps (sm_90a) ----
-
-// All four warps of a group; kCount: of a thread from here on, a multiple of 8.
-template <int32_t kCount>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-template <int32_t kCount>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-// Barrier `id` (1 to 15) of two warps.
-__device__ __forceinline__ void pair_barrier(int32_t id) {
-  asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
+#endif
 }
 
 // ---- Loads and stores with an order ----
