@@ -3,9 +3,9 @@
 #
 # Measures on a CUDA device the decode steps of a real configuration, and the task counts of the
 # reference model with its activations in FP32 and BF16.
+#   usage: bench/cuda/measure_model.sh [FOLDER] [steps | tasks]
 # Writes h200_model.jsonl (steps) and h200_tasks_medium.jsonl (tasks) there, or one of them;
 # default: both, to bench/results.
-# both, to bench/results.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
