@@ -38,6 +38,17 @@ PARTS = (
     ("run", "run"),
 )
 
+PREFILL = (
+    ("what", "state"),
+    ("activations", "variant"),
+    ("sequences", "batch"),
+    ("tokens", "tokens"),
+    ("us", "us"),
+    ("bytes", "bytes"),
+    ("GB/s", "gb_per_s"),
+    ("run", "run"),
+)
+
 
 def text(row, key):
     value = row.get(key)
@@ -47,12 +58,14 @@ def text(row, key):
         return f"{100 * value:.0f} %"
     if key == "bytes":
         return f"{value / 1e6:.1f} M"
+    if key == "variant" and value.startswith("prefill"):
+        return value.split(",")[1].strip()
     if key in ("us", "slowest_us"):
         return f"{value:.1f}"
     if key == "state":
         if row["peer"]:
             return f"{row['family']} {row['peer']}"
-        decays = f", {row['decays']} decays" if row["family"] == "kda" else ""
+        decays = f", {row['decays']} decays" if "decays" in row and row["family"] == "kda" else ""
         dims = ""
         if "k_dim" in row and row["variant"].split(",")[0] == "cuda":
             dims = f", {row['k_dim']} x {row['v_dim']}"
@@ -122,7 +135,8 @@ def main():
     library = [row for row in rows if row.get("variant") == "library"]
     plain = [row for row in rows if row.get("variant") == "cuda-plain-128"]
     general = [row for row in rows if row.get("variant", "").split(",")[0] == "cuda"]
-    shown = {id(row) for row in library + plain + general}
+    prefill = [row for row in rows if row.get("variant", "").startswith("prefill")]
+    shown = {id(row) for row in library + plain + general + prefill}
     analysis = [row for row in rows if not row["peer"] and id(row) not in shown]
     peers = [row for row in rows if row["peer"]]
     parts = [
@@ -145,6 +159,8 @@ def main():
         table(plain),
         "## General kernels: any layout, not tuned",
         table(general),
+        "## Prefill",
+        table(prefill, PREFILL),
         "## Parts (warps a head / blocks a multiprocessor)",
         table(analysis, PARTS),
         "## Peers: decode with FP32 states, and prefill",
