@@ -33,7 +33,7 @@ struct Row {
   const char* state;
   int decay, half_decays, batch, tokens;
   bool stagger;
-  int pairs, per_processor;  // 0: the library's own choice
+  int pairs, per_processor;  // blocks, 20 and more: in all; 0: the library's own choice
   bool overlaps, folds;      // folds = false: decode alone, boundaries ignored (for analysis)
   int k_heads = 32;
 };
@@ -132,8 +132,9 @@ double time_row(const Row& row, double copy, std::FILE* out) {
       } else {
         if (row.folds) REQUIRE(cuda::launch_fold_128(call, vector, 132 * fold_blocks(), stream));
         if (row.per_processor == 0) continue;  // folds alone
-        REQUIRE(cuda::launch_decode_128(call, vector, row.pairs, 132 * row.per_processor,
-                                        row.overlaps && row.folds, stream));
+        const int blocks = row.per_processor < 20 ? 132 * row.per_processor : row.per_processor;
+        REQUIRE(cuda::launch_decode_128(call, vector, row.pairs, blocks, row.overlaps && row.folds,
+                                        stream));
       }
     }
     if (row.folds) {
@@ -182,27 +183,26 @@ int time_all(const char* path, const char* which) {
   const int S = LEAPQUANT_DECAY_SCALAR, V = LEAPQUANT_DECAY_VECTOR;
   std::vector<Row> rows;
   const std::string w = which;
-  if (w == "shape" || w == "all") {
+  if (w == "shape") {  // decode alone by blocks
     rows = {
-        {"int8", S, 0, 512, 1, false, 1, 7, false, false},
         {"int8", S, 0, 512, 1, false, 1, 5, false, false},
-        {"int8", S, 0, 512, 1, false, 1, 4, false, false},
-        {"int8", S, 0, 512, 1, false, 2, 4, false, false},
-        {"int8", S, 0, 512, 1, false, 2, 3, false, false},
+        {"int8", S, 0, 512, 1, false, 1, 6, false, false},
+        {"int8", S, 0, 512, 1, false, 1, 512, false, false},
+        {"int8", S, 0, 64, 1, false, 1, 4, false, false},
+        {"int8", S, 0, 64, 1, false, 2, 3, false, false},
         {"int4", S, 0, 512, 1, false, 1, 7, false, false},
-        {"int8", V, 1, 512, 1, false, 1, 6, false, false},
+        {"int8", V, 1, 512, 1, false, 1, 5, false, false},
         {"int8", S, 0, 128, 1, false, 1, 5, false, false},
         {"int8", S, 0, 128, 4, false, 1, 5, false, false},
-        {"int8", S, 0, 512, 1, true, 1, 0, false, true},
+        {"int8", S, 0, 128, 4, false, 1, 6, false, false},
     };
   }
   if (w == "beside") {  // how decode and folds share the multiprocessors
     rows = {
-        {"int8", S, 0, 512, 1, true, 1, 0, false, true},
+        {"int8", S, 0, 512, 1, true, 1, 0, false, true},  // folds alone
         {"int8", S, 0, 512, 1, true, 1, 3, true, true},
         {"int8", S, 0, 512, 1, true, 1, 4, true, true},
-        {"int8", S, 0, 512, 1, true, 1, 5, true, true},
-        {"int8", S, 0, 512, 1, true, 2, 2, true, true},
+        {"int8", S, 0, 512, 1, true, 1, 512, true, true},
     };
   }
   if (w == "folds") {  // folds alone
@@ -246,8 +246,14 @@ int time_all(const char* path, const char* which) {
 
 int main(int argc, char** argv) {
   if (argc >= 2 && std::strcmp(argv[1], "check") == 0) {
-    const bool plain = check_plain("int8", true, 32) && check_plain("int8", false, 16) &&
-                       check_plain("int4+", true, 16) && check_plain("int6", false, 32);
+    const int S = LEAPQUANT_DECAY_SCALAR, V = LEAPQUANT_DECAY_VECTOR;
+    bool plain = true;
+    for (const int tokens : {1, 4}) {
+      plain = check_plain("int8", true, 32, S, tokens) && plain;
+      plain = check_plain("int8", false, 16, S, tokens) && plain;
+      plain = check_plain("int4+", true, 16, S, tokens) && plain;
+      plain = check_plain("int6", false, 32, V, tokens) && plain;
+    }
     return check() != 0 || !plain ? 1 : 0;
   }
   if (argc >= 3 && std::strcmp(argv[1], "time") == 0) {

@@ -9,10 +9,12 @@
 
 namespace leapquant::bench {
 
-inline bool check_plain(const char* state, bool stagger, int k_heads) {
+inline bool check_plain(const char* state, bool stagger, int k_heads, int decay, int tokens) {
   const int hv = 32;
   const int batch = 12;
-  const Case c = {state, state, LEAPQUANT_DECAY_SCALAR, k_heads, hv, 1, LEAPQUANT_BF16, 0, 0, 0.05};
+  const Case c = {state, state, decay, k_heads, hv, tokens, LEAPQUANT_BF16, 0, 0, 0.05};
+  const bool vector = decay == LEAPQUANT_DECAY_VECTOR;
+  const size_t T = static_cast<size_t>(tokens);
   const Layout layout = layout_of(c, stagger);
   std::mt19937_64 random(11);
   std::normal_distribution<float> normal;
@@ -25,13 +27,13 @@ inline bool check_plain(const char* state, bool stagger, int k_heads) {
   DeviceArray<int32_t> base(std::vector<int32_t>(slots * hv, 0));
   DeviceArray<leapquant_health> health(base.count);
   REQUIRE(cudaMemset(health.data, 0, health.count * sizeof(leapquant_health)));
-  std::vector<int32_t> rows(slots), at(slots), counts(slots, 1);
+  std::vector<int32_t> rows(slots), at(slots), counts(slots, tokens);
   for (int i = 0; i < batch; ++i) rows[static_cast<size_t>(i)] = (i * 37) % batch;
   for (int i = 0; i < batch; ++i) at[static_cast<size_t>(i)] = 0;
   rows[5] = -1;
   DeviceArray<int32_t> device_rows(rows), device_at(at), status(slots), device_counts(counts);
   const leapquant_pool pool = pool_of(layout, batch, states, windows, base, health);
-  DeviceArray<uint16_t> output(slots * hv * 128);
+  DeviceArray<uint16_t> output(slots * T * hv * 128);
   int differ = 0, faulty = 0, served = 0;
   double size = 0.0;
   for (int step = 0; step < 40; ++step) {
@@ -40,18 +42,23 @@ inline bool check_plain(const char* state, bool stagger, int k_heads) {
       for (float& v : x) v = scale * normal(random);
       return x;
     };
-    auto v = draw(slots * hv * 128, 1.0f);
-    if (step % 7 == 3) v[static_cast<size_t>((step % batch) * hv * 128 + 99)] = NAN;
-    std::vector<float> g = draw(slots * hv, 0.05f), b(slots * hv, 0.5f);
+    auto v = draw(slots * T * hv * 128, 1.0f);
+    if (step % 7 == 3) v[static_cast<size_t>((step % batch) * tokens * hv * 128 + 99)] = NAN;
+    std::vector<float> g = draw(slots * T * hv * (vector ? 128 : 1), 0.05f),
+                       b(slots * T * hv, 0.5f);
     for (float& x : g) x = -std::fabs(x);
-    DeviceArray<uint8_t> q(packed(draw(slots * k_heads * 128, 1.0f), LEAPQUANT_BF16));
-    DeviceArray<uint8_t> k(packed(draw(slots * k_heads * 128, 1.0f), LEAPQUANT_BF16));
+    DeviceArray<uint8_t> q(packed(draw(slots * T * k_heads * 128, 1.0f), LEAPQUANT_BF16));
+    DeviceArray<uint8_t> k(packed(draw(slots * T * k_heads * 128, 1.0f), LEAPQUANT_BF16));
     DeviceArray<uint8_t> dv(packed(v, LEAPQUANT_BF16)), dg(packed(g, LEAPQUANT_FP32)),
         db(packed(b, LEAPQUANT_FP32));
     device_at.put(at);
+    for (int i = 0; i < batch; ++i) {  // fewer tokens than the call has
+      counts[static_cast<size_t>(i)] = 1 + (step + i) % tokens;
+    }
+    device_counts.put(counts);
     leapquant_decode_args args = LEAPQUANT_INIT(leapquant_decode_args);
     args.batch = batch;
-    args.tokens = 1;
+    args.tokens = tokens;
     args.inputs.q = {q.data, LEAPQUANT_BF16, 0, 0, 0, 0};
     args.inputs.k = {k.data, LEAPQUANT_BF16, 0, 0, 0, 0};
     args.inputs.v = {dv.data, LEAPQUANT_BF16, 0, 0, 0, 0};
@@ -96,13 +103,14 @@ inline bool check_plain(const char* state, bool stagger, int k_heads) {
     for (int i = 0; i < batch; ++i) {
       const bool good = all_status[static_cast<size_t>(i)] == LEAPQUANT_OK;
       if (!good) ++faulty;
-      if (good && (step > 20 || (i + step) % 3 != 0)) ++at[static_cast<size_t>(i)];
+      if (good && (step > 20 || (i + step) % 3 != 0))
+        at[static_cast<size_t>(i)] += counts[static_cast<size_t>(i)];
     }
   }
   const bool good = differ == 0 && served == 40 && faulty >= 5 && std::isfinite(size) && size > 0.0;
-  std::printf("%-4s plain %s%s, %d key heads: steps that differ %d, faults %d, size %.3e\n",
-              good ? "ok" : "BAD", state, stagger ? " staggered" : "", k_heads, differ, faulty,
-              size);
+  std::printf("%-4s plain %s%s%s T %d, %d key heads: steps that differ %d, faults %d, size %.3e\n",
+              good ? "ok" : "BAD", state, vector ? " vector" : "", stagger ? " staggered" : "",
+              tokens, k_heads, differ, faulty, size);
   return good;
 }
 

@@ -70,6 +70,21 @@ bool aligned(const Rows128& rows) {
   return all % 16 == 0;
 }
 
+// Up to `most` blocks whose ranges of heads end where sequences, or equal parts of them, do: then
+// none checks the inputs of a sequence for a few heads' sake. `most` where that would leave a
+// quarter idle.
+int32_t even_blocks(const Call128& call, int32_t most) {
+  const int64_t total = int64_t{call.batch} * call.v_heads;
+  int64_t heads = (total + most - 1) / most;
+  if (heads >= call.v_heads) {
+    heads = (heads + call.v_heads - 1) / call.v_heads * call.v_heads;
+  } else {
+    while (call.v_heads % heads != 0) ++heads;
+  }
+  const int64_t blocks = (total + heads - 1) / heads;
+  return static_cast<int32_t>(4 * blocks >= 3 * int64_t{most} || total <= most ? blocks : most);
+}
+
 }  // namespace
 
 Status accepts_decode_128(const Layout& layout, Sentence* why_not) {
@@ -188,8 +203,9 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
   c.beta_scale = in.beta_scale == 0.0f ? 1.0f : in.beta_scale;
   c.l2norm_eps = in.l2norm_eps == 0.0f ? 1e-6f : in.l2norm_eps;
   c.q_scale = in.q_scale == 0.0f ? 1.0f : in.q_scale;
-  const auto narrow = [&](const Rows128& rows) {  // a token's rows within 31 bits
-    return rows.head_stride >= 0 && rows.head_stride <= INT32_MAX / (hv + 1);
+  const auto narrow = [&](const Rows128& rows) {  // a sequence's rows within 31 bits
+    return rows.head_stride >= 0 && rows.head_stride <= INT32_MAX / 2 / (hv + 1) &&
+           rows.token_stride >= 0 && rows.token_stride <= INT32_MAX / 2 / (args.tokens + 1);
   };
   const auto power = [](int32_t x) { return x > 0 && (x & (x - 1)) == 0; };
   const bool scalars =
@@ -197,9 +213,9 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
       (vector || c.log_decay.data == nullptr || c.log_decay.type == LEAPQUANT_FP32);
   c.plain = c.num_classes == 1 && c.dense && c.q.type == LEAPQUANT_BF16 &&
             c.output.type == LEAPQUANT_BF16 && scalars && c.gate == LEAPQUANT_GATE_READY &&
-            c.beta_kind == LEAPQUANT_BETA_READY && c.tokens == 1 && power(c.group) &&
-            power(c.window) && power(c.total_k_heads) && narrow(c.q) && narrow(c.k) &&
-            narrow(c.v) && narrow(c.log_decay) && narrow(c.beta) && narrow(c.output);
+            c.beta_kind == LEAPQUANT_BETA_READY && power(c.group) && power(c.window) &&
+            power(c.total_k_heads) && narrow(c.q) && narrow(c.k) && narrow(c.v) &&
+            narrow(c.log_decay) && narrow(c.beta) && narrow(c.output);
   *out = c;
   return true;
 }
@@ -218,14 +234,19 @@ cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t s
     return e;
   }
   if (cudaError_t e = launch_fold_128(call, vector, kFoldBlocks128 * processors, stream)) return e;
-  // All blocks of decode are resident once the folds are done: as many as registers allow, and what
-  // shared memory holds (a block reserves 1 KiB more). Small batches share a head among more warps.
+  // Small batches share a head among more warps. A block reserves 1 KiB of shared memory more than
+  // it asks for.
   const int64_t total = int64_t{call.batch} * call.v_heads;
   const int32_t pairs = total >= 4 * processors ? 1 : 2;
   const int32_t each = decode_128_shared_bytes(call, vector, pairs) + 1024;
-  const int32_t per_processor =
-      std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, pairs));
-  return launch_decode_128(call, vector, pairs, processors * per_processor, true, stream);
+  int32_t registers = 65536;
+  if (kFoldRegisters128 < registers) {  // all blocks are resident beside the folds
+    registers -= kFoldRegisters128;
+    shared -= kFoldBlocks128 * (fold_128_shared_bytes(call, vector) + 1024);
+  }
+  const int32_t most = decode_128_resident_blocks(call, vector, pairs, registers);
+  const int32_t blocks = processors * std::clamp(shared / each, 1, std::max(most, 1));
+  return launch_decode_128(call, vector, pairs, even_blocks(call, blocks), true, stream);
 }
 
 }  // namespace leapquant::cuda

@@ -20,9 +20,9 @@ using namespace decoding_128;
 
 // Blocks on a multiprocessor, which bound the registers: what spills nothing. 80 registers a thread
 // at twelve blocks of one pair, 96 at ten.
-constexpr int32_t resident_blocks(bool vector, int32_t pairs, bool plain) {
-  if (pairs == 1) return !plain ? 6 : vector ? 8 : 10;
-  return plain ? 4 : 3;
+constexpr int32_t resident_blocks(bool vector, int32_t pairs, bool plain, bool many) {
+  if (pairs == 1) return !plain || many ? 6 : vector ? 8 : 10;
+  return plain && !vector ? 4 : 3;
 }
 
 // Outputs of tokens that are not computed.
@@ -49,14 +49,24 @@ __device__ __forceinline__ void put_bits(uint32_t* map, int32_t from, uint32_t m
   if (shift != 0) word[1] = (word[1] & ~(mask >> (32 - shift))) | bits >> (32 - shift);
 }
 
+// The rows of a sequence that its check reads, to the second cache level (the common call,
+// one token).
+__device__ __forceinline__ void prefetch_inputs(const Call128& call, int32_t sequence) {
+  const uint32_t keys = 256u * static_cast<uint32_t>(call.k_heads);
+  const uint32_t values = 256u * static_cast<uint32_t>(call.v_heads);
+  prefetch_bulk(row_of(call.q, sequence, 0, 0), keys);
+  prefetch_bulk(row_of(call.k, sequence, 0, 0), keys);
+  prefetch_bulk(row_of(call.v, sequence, 0, 0), values);
+}
+
 constexpr int32_t kMostLooks = 4096;  // at bases that a fold has to move, before waiting for all
 
 // Each block takes heads first .. last - 1 of batch x v_heads, in order, up to 32 of a sequence at
 // a time. First those whose boundary states are up to date, then, as the folds finish, the others.
-template <bool kVector, int kPairs, bool kPlain>
-__global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, kPlain))
+template <bool kVector, int kPairs, bool kPlain, bool kMany>
+__global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, kPlain, kMany))
     decode_kernel(const __grid_constant__ Call128 call) {
-  using OneHead = Head<kVector, kPairs, kPlain>;
+  using OneHead = Head<kVector, kPairs, kPlain, kMany>;
   extern __shared__ __align__(128) char shared[];
   constexpr int32_t kThreads = 64 * kPairs;
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
@@ -76,13 +86,15 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   int32_t* common = reinterpret_cast<int32_t*>(shared + plan.bases);
   if (threadIdx.x == 0) head_at(own_lane).init_barriers();
   for (int32_t i = threadIdx.x; i < kDeferredWords; i += kThreads) deferred[i] = 0;
-  fence_async_proxy();
+  fence_async_shared();
   __syncthreads();
 
   const int64_t total = int64_t{call.batch} * call.v_heads;
   const int64_t first = total * blockIdx.x / gridDim.x;
   const int32_t count = static_cast<int32_t>(total * (blockIdx.x + 1) / gridDim.x - first);
-  uint32_t turn = 0;  // heads that this block has had
+  uint32_t turn = 0;        // heads that this block has had
+  uint32_t input_turn = 0;  // the same of tokens, where there are several
+  const auto turn_of_inputs = [&] { return kMany ? input_turn : turn; };
   int32_t left = 0;   // heads that wait for their folds
   int32_t looks = 0;  // at them, once the others are done
 
@@ -113,12 +125,12 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
       int32_t counts = 0;  // records
       typename OneHead::Raw raw = {};
       float decay = 0.0f;
-      // Copies of the head after `turn` heads, by parts.
-      const auto start = [&](auto part, int32_t bit, uint32_t its_turn) {
+      // Copies of the head after the next `ahead_by`, by parts.
+      const auto start = [&](auto part, int32_t bit, uint32_t ahead_by) {
         const int32_t n = __shfl_sync(kAll, counts, bit);
         const HeadFormat128& format = head.format_at(group + bit);
         if constexpr (part == OneHead::kInputs || part == OneHead::kAllParts) {
-          head.start_inputs(rows, group + bit, n, format, its_turn);
+          head.start_inputs(rows, group + bit, 0, n, format, turn_of_inputs() + ahead_by);
         }
         if constexpr (part == OneHead::kCodes || part == OneHead::kAllParts) {
           if (threadIdx.x == 0) head.start_codes(rows, group + bit, format);
@@ -132,7 +144,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
         }
       };
       constexpr std::integral_constant<typename OneHead::Part, OneHead::kAllParts> kAllOfIt;
-      int32_t tokens = kPlain ? 1 : 0;
+      int32_t tokens = kMany ? 0 : 1;
       if (wanted != 0) {
         const Sequence128 s = load_sequence(call, sequence);
         if (fresh) {
@@ -142,18 +154,17 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
             faults = 4u;
           }
         }
-        if (!kPlain) tokens = s.tokens;
+        if (kMany) tokens = s.tokens;
         bool computes = s.alive && faults == 0;
         if (computes) {
           const int32_t h = min(group + lane, call.v_heads - 1);
           if (warp == 0) {  // one look for all warps: a fold may move a base
-            common[lane] = *reinterpret_cast<const volatile int32_t*>(
-                call.base + int64_t{s.slot} * call.v_heads + h);
-            __threadfence();  // what the fold that moved a base wrote is seen
+            const int32_t seen = load_acquire(call.base + int64_t{s.slot} * call.v_heads + h);
             if (lane == 0) head.write_pointers(s, &rows);
+            common[lane] = seen;
           }
           __syncthreads();
-          fence_async_proxy();
+          if (lane == 0) fence_async_proxy();  // what the fold that moved a base wrote, for copies
           const int32_t base = common[lane];
           counts = s.position - base;
           // When all folds are done nothing is waited for.
@@ -163,8 +174,12 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
               __ballot_sync(kAll, counts >= 0 && counts <= call.capacity - (call.tokens - 1));
           heads = wanted & ~due & fit;
           const bool copying = heads != 0;
-          if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1, turn);
+          if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1, 0);
           if (fresh) {
+            if (kPlain && !kMany && threadIdx.x == 0 && count - index > some &&
+                sequence + 1 < call.batch) {
+              prefetch_inputs(call, sequence + 1);
+            }
             uint32_t found = check_positions(call, s, threadIdx.x, kThreads);
             found |=
                 check_inputs<kVector, 4, kPlain>(call, sequence, s.tokens, threadIdx.x, kThreads);
@@ -183,10 +198,11 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
               put_bits(deferred, index, kAll >> (32 - some), later >> (from & 31));
             }
           } else if (copying) {
-            head.wait_for_inputs(turn);
+            head.wait_for_inputs(turn_of_inputs());
             head.wait_for_codes(turn);
             head.wait_for_rows(turn);
             ++turn;
+            ++input_turn;
             heads = 0;
           }
         }
@@ -209,18 +225,27 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
 #pragma unroll 1
         for (int32_t t = 0; t < tokens; ++t) {
           if (t > 0) head.load_inputs(rows, v_head, t, &raw);
-          const bool last = kPlain || t + 1 == tokens;
+          const bool last = !kMany || t + 1 == tokens;
           const auto ahead = [&](auto part) {
             if constexpr (part == OneHead::kAllParts) {
-              if (!kPlain && tokens > 1) fence_async_shared();  // records appended, then copies
+              if (kMany && tokens > 1) fence_async_shared();  // records appended, then copies
               __syncthreads();
             }
-            if (heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1, turn + 1);
+            if constexpr (kMany && part == OneHead::kInputs) {
+              if (!last) {
+                head.start_inputs(rows, v_head, t + 1, 0, format, turn_of_inputs() + 1);
+                return;
+              }
+            }
+            if (kMany && !last) return;
+            if (heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1, 1);
           };
-          head.token(rows, v_head, t, n + t, format, &decay, last, &raw, turn, ahead);
+          head.token(rows, v_head, t, n + t, format, &decay, last, &raw, turn, turn_of_inputs(),
+                     ahead);
+          if (OneHead::kStreams || last) ++input_turn;
         }
         ++turn;
-        if (!kPlain) zero_outputs(head, call, sequence, v_head, tokens);
+        if (kMany) zero_outputs(head, call, sequence, v_head, tokens);
       }
       __syncthreads();  // shared memory may be overwritten
     }
@@ -228,11 +253,11 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   wait_for_previous_grid();  // what follows in the stream finds the folds done too
 }
 
-template <bool kVector, int kPairs, bool kPlain>
+template <bool kVector, int kPairs, bool kPlain, bool kMany>
 cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, cudaStream_t stream) {
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
                             call.weight_rows, kPairs);
-  const auto kernel = decode_kernel<kVector, kPairs, kPlain>;
+  const auto kernel = decode_kernel<kVector, kPairs, kPlain, kMany>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
   if (error != cudaSuccess) return error;
@@ -256,8 +281,12 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, cudaStrea
 
 }  // namespace
 
-int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs) {
-  return resident_blocks(vector, pairs, call.plain != 0);
+int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs,
+                                   int32_t registers) {
+  const int32_t most = resident_blocks(vector, pairs, call.plain != 0, call.tokens > 1);
+  const int32_t threads = 64 * pairs;
+  const int32_t each = 65536 / (most * threads) / 8 * 8 * threads;  // granted in eights
+  return std::min(most, registers / each);
 }
 
 int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs) {
@@ -275,14 +304,16 @@ cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, i
   const int64_t least = (total + most - 1) / most;
   const int32_t grid = static_cast<int32_t>(std::max(std::min<int64_t>(blocks, total), least));
   const bool plain = call.plain != 0;
-  const auto with = [&]<bool kVector, bool kPlain>() {
-    if (pairs == 1) return launch<kVector, 1, kPlain>(call, grid, overlaps, stream);
-    return launch<kVector, 2, kPlain>(call, grid, overlaps, stream);
+  const auto with = [&]<bool kVector, bool kPlain, bool kMany>() {
+    if (pairs == 1) return launch<kVector, 1, kPlain, kMany>(call, grid, overlaps, stream);
+    return launch<kVector, 2, kPlain, kMany>(call, grid, overlaps, stream);
   };
-  if (vector) {
-    return plain ? with.template operator()<true, true>() : with.template operator()<true, false>();
-  }
-  return plain ? with.template operator()<false, true>() : with.template operator()<false, false>();
+  const auto of = [&]<bool kVector>() {
+    if (!plain) return with.template operator()<kVector, false, true>();
+    if (call.tokens > 1) return with.template operator()<kVector, true, true>();
+    return with.template operator()<kVector, true, false>();
+  };
+  return vector ? of.template operator()<true>() : of.template operator()<false>();
 }
 
 }  // namespace leapquant::cuda

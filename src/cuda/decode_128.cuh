@@ -20,10 +20,13 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
                    const leapquant_decode_args& args, Call128* call);
 
 inline constexpr int32_t kFoldBlocks128 = 2;  // of the fold, resident on a multiprocessor
+// Registers that these take of a multiprocessor's 65,536; all of them: decode follows the folds.
+inline constexpr int32_t kFoldRegisters128 = 65536;
 
 int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs);
-// Blocks of 1 or 2 pairs of warps that registers allow on a multiprocessor.
-int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs);
+// Blocks of 1 or 2 pairs of warps that `registers` allow on a multiprocessor.
+int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs,
+                                   int32_t registers);
 // Decodes all heads; those that are due after the grid before it in the stream (the folds) is done.
 // overlaps: that grid triggers its dependents and may run at the same time.
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,

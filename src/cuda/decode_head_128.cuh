@@ -14,7 +14,7 @@ namespace leapquant::cuda::decoding_128 {
 // records and compensators; both finish the values, 128 / kPairs of them, that the pair owns. Every
 // number is computed in the same order whatever the pairs. kPlain: the common call, one token; only
 // addresses and conversions know, not the arithmetic.
-template <bool kVector, int kPairs, bool kPlain>
+template <bool kVector, int kPairs, bool kPlain, bool kMany>
 struct Head : RowProducts<kPairs, kVector || !kPlain> {
   static constexpr bool kLow = kVector || !kPlain;  // else the vectors are BF16 as given
   using Products = RowProducts<kPairs, kLow>;
@@ -103,10 +103,13 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
     const int32_t to = ring + steps;
     return to < 0 ? to + call.ring_tokens : to >= call.ring_tokens ? to - call.ring_tokens : to;
   }
-  // A row of a sequence. kPlain: one token, all rows of it within 32 bits.
+  // A row of a sequence. kPlain: all rows of it within 32 bits.
   __device__ __forceinline__ static const char* at(const char* from, const Rows128& rows, int32_t t,
                                                    int32_t head, uint32_t more = 0) {
-    if constexpr (kPlain) return from + (within(head, rows.head_stride) + more);
+    if constexpr (kPlain) {
+      return from +
+             (within(head, rows.head_stride) + (kMany ? within(t, rows.token_stride) : 0u) + more);
+    }
     return from + t * rows.token_stride + head * rows.head_stride + more;
   }
   __device__ __forceinline__ static uint32_t within(int32_t head, int64_t stride) {
@@ -139,11 +142,11 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
     if constexpr (kPlain) {
       const uint32_t key = 8u * static_cast<uint32_t>(lane);
       const uint32_t value = 2u * kCount * static_cast<uint32_t>(place);
-      const uint2 q = __ldg(reinterpret_cast<const uint2*>(at(rows.q, call.q, 0, k_head, key)));
-      const uint2 k = __ldg(reinterpret_cast<const uint2*>(at(rows.k, call.k, 0, k_head, key)));
+      const uint2 q = __ldg(reinterpret_cast<const uint2*>(at(rows.q, call.q, t, k_head, key)));
+      const uint2 k = __ldg(reinterpret_cast<const uint2*>(at(rows.k, call.k, t, k_head, key)));
       raw->q.x = q.x, raw->q.y = q.y;
       raw->k.x = k.x, raw->k.y = k.y;
-      raw->v[0] = load_word_or_half(at(rows.v, call.v, 0, v_head, value), kCount == 1);
+      raw->v[0] = load_word_or_half(at(rows.v, call.v, t, v_head, value), kCount == 1);
     } else {
       raw->q = load_raw(at(rows.q, call.q, t, k_head), call.q.type, lane);
       raw->k = load_raw(at(rows.k, call.k, t, k_head), call.k.type, lane);
@@ -154,14 +157,16 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
       }
     }
     if (call.beta.data != nullptr) {
-      raw->beta = kPlain ? __ldg(reinterpret_cast<const uint32_t*>(rows.beta) + v_head)
+      raw->beta = kPlain ? __ldg(reinterpret_cast<const uint32_t*>(
+                               at(rows.beta, call.beta, t, 0, 4u * static_cast<uint32_t>(v_head))))
                          : load_raw_one(at(rows.beta, call.beta, t, 0), call.beta.type, v_head);
     }
     if constexpr (kVector) {
       raw->g = load_raw(at(rows.g, call.log_decay, t, v_head), decay_type(call.log_decay), lane);
     } else if (call.log_decay.data != nullptr) {
       raw->g.x = kPlain
-                     ? __ldg(reinterpret_cast<const uint32_t*>(rows.g) + v_head)
+                     ? __ldg(reinterpret_cast<const uint32_t*>(
+                           at(rows.g, call.log_decay, t, 0, 4u * static_cast<uint32_t>(v_head))))
                      : load_raw_one(at(rows.g, call.log_decay, t, 0), call.log_decay.type, v_head);
     }
   }
@@ -222,17 +227,17 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
     if (lane == 0) units()[kDecay] = all;
   }
 
-  // Vector decays: weights of the records whose eights are this warp's, newest first, and rk and rq
+  // Vector decays: weights of the records whose fours are this warp's, newest first, and rk and rq
   // as they meet the boundary state: the decays since then weigh each channel.
   __device__ __forceinline__ void weigh_records(int32_t n, int32_t to, float4* rk,
                                                 float4* rq) const {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     bool mine = reads_codes;
 #pragma unroll 1
-    for (int32_t first = 0; first < n; first += 8, mine = !mine) {
-      float p[16];
+    for (int32_t first = 0; first < n; first += 4, mine = !mine) {
+      float p[8];
 #pragma unroll
-      for (int32_t r = 0; r < 8; ++r) {
+      for (int32_t r = 0; r < 4; ++r) {
         p[2 * r] = p[2 * r + 1] = 0.0f;
         const int32_t record = n - 1 - first - r;
         if (record >= 0) {
@@ -256,9 +261,9 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
         }
       }
       if (mine) {
-        const float all = sums_of_sixteen(p, lane);
+        const float all = sums_of_eight(p, lane);
         const int32_t record = n - 1 - first - (lane >> 2);
-        if ((lane & 1) == 0 && record >= 0) {
+        if ((lane & 17) == 0 && record >= 0) {
           weights()[((lane >> 1) & 1) * plan.rows + to + record] = all;
         }
       }
@@ -322,8 +327,8 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
     const uint32_t payload = shared_address(shared) + 16 * lane;
     const uint32_t sums = sums_of_codes() + 4 * ((lane & 3) * plan.words + (lane >> 2));
     constexpr int32_t kBlocks = 4 / kPairs;
-    const auto read = [&]<int kBits, bool kHalf>() {
-#pragma unroll
+    const auto read = [&]<int kBits, bool kHalf>() {  // short code: it is fetched for each head
+#pragma unroll 1
       for (int32_t i = 0; i < kBlocks; ++i) {
         read_codes<kBits, kHalf>(payload, kBlocks * pair + i, b, shift, sums + 128 * i);
       }
@@ -477,10 +482,11 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
   template <typename Ahead>
   __device__ __forceinline__ void token(const Pointers& rows, int32_t v_head, int32_t t, int32_t n,
                                         const HeadFormat128& format, float* decay, bool last,
-                                        Raw* raw, uint32_t turn, Ahead ahead) const {
+                                        Raw* raw, uint32_t turn, uint32_t input_turn,
+                                        Ahead ahead) const {
     if constexpr (kStreams) {
-      wait_for_inputs(turn);
-      read_inputs(inputs_of(turn), n, raw, decay);
+      wait_for_inputs(input_turn);
+      read_inputs(inputs_of(input_turn), t, n, raw, decay);
       ahead(std::integral_constant<Part, kInputs>());
     }
     // Everything up to the last step is linear in k and q as given: lengths and the token's own
@@ -495,7 +501,9 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
       rk = multiply(k, a);
       rq = multiply(q, a);
     }
-    if (t > 0) __syncthreads();  // the token before has read its sums and appended its record
+    if (t > 0) {  // the token before has read its sums and appended its record
+      kStreams ? pair_sync() : __syncthreads();
+    }
     float2 back = make_float2(1.0f, 1.0f);
     if (kVector || !reads_codes) {  // brought to the top of the range of FP16
       rk = multiply(rk, to_top(largest_of_warp(rk), &back.x));
@@ -556,8 +564,8 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
       }
     }
     pair_sync();
-    if (!kStreams && t == 0) wait_for_inputs(turn);
-    finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, inputs_of(turn), [&] {
+    if (!kStreams && t == 0) wait_for_inputs(input_turn);
+    finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, inputs_of(input_turn), [&] {
       if constexpr (kStreams) {
         pair_sync();
       } else if (last) {
@@ -665,6 +673,7 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
           store_decays(shared + plan.decays + n * 128 * call.decay_bytes, g);
         }
       }
+      if (kStreams) fence_async_shared();  // before the copies that write there next
       if (lane == n) *decay = g.x;
     }
   }
@@ -703,7 +712,7 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
   }
 
   // Inputs that lie in shared memory (kStreams).
-  __device__ __forceinline__ void read_inputs(const char* from, int32_t n, Raw* raw,
+  __device__ __forceinline__ void read_inputs(const char* from, int32_t t, int32_t n, Raw* raw,
                                               float* decay) const {
     const uint2 q = reinterpret_cast<const uint2*>(from)[lane];
     const uint2 k = reinterpret_cast<const uint2*>(from + kKeyInputAt)[lane];
@@ -716,6 +725,7 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
       raw->g = load_shared_row(from + kDecaysAt);
     } else {
       raw->g.x = scalars.y;
+      if (kMany && t > 0) return;
       *decay = call.stored_decay != 0 && lane < n
                    ? reinterpret_cast<const float*>(from + kDecaysAt)[lane]
                    : 0.0f;
@@ -734,8 +744,9 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
 
   // Copies of a head whose turn is `turn`; all threads. The residual's value scales, and where they
   // stream the inputs.
-  __device__ __forceinline__ void start_inputs(const Pointers& rows, int32_t v_head, int32_t n,
-                                               const HeadFormat128& format, uint32_t turn) const {
+  __device__ __forceinline__ void start_inputs(const Pointers& rows, int32_t v_head, int32_t t,
+                                               int32_t n, const HeadFormat128& format,
+                                               uint32_t turn) const {
     const uint32_t to = shared_address(inputs_of(turn));
     const uint32_t barrier = barrier_of(2 + static_cast<int32_t>(turn & 1u));
     if (threadIdx.x == 0) {
@@ -749,25 +760,26 @@ struct Head : RowProducts<kPairs, kVector || !kPlain> {
       if (part < 2) {
         const int32_t k_head = quotient<kPlain>(v_head, call.group);
         const char* from =
-            part == 0 ? at(rows.q, call.q, 0, k_head) : at(rows.k, call.k, 0, k_head);
+            part == 0 ? at(rows.q, call.q, t, k_head) : at(rows.k, call.k, t, k_head);
         copy_16_async(to + 256u * part + piece, from + piece);
       } else if (part == 2) {
-        copy_16_async(to + 256u * part + piece, at(rows.v, call.v, 0, v_head, piece));
+        copy_16_async(to + 256u * part + piece, at(rows.v, call.v, t, v_head, piece));
       } else if constexpr (kVector) {
-        const char* from = at(rows.g, call.log_decay, 0, v_head, piece);
+        const char* from = at(rows.g, call.log_decay, t, v_head, piece);
         copy_16_async(to + kDecaysAt + piece, from);
         if (call.log_decay.type == LEAPQUANT_FP32) {
           copy_16_async(to + kDecaysAt + 256u + piece, from + 256);
         }
       }
+      const uint32_t place_of_scalar = 4u * static_cast<uint32_t>(v_head);
       if (threadIdx.x == 48 && call.beta.data != nullptr) {
-        copy_4_async(to + kScalarsAt, rows.beta + 4 * v_head);
+        copy_4_async(to + kScalarsAt, at(rows.beta, call.beta, t, 0, place_of_scalar));
       }
       if constexpr (!kVector) {
         if (threadIdx.x == 49 && call.log_decay.data != nullptr) {
-          copy_4_async(to + kScalarsAt + 4, rows.g + 4 * v_head);
+          copy_4_async(to + kScalarsAt + 4, at(rows.g, call.log_decay, t, 0, place_of_scalar));
         }
-        if (call.stored_decay != 0 && threadIdx.x < n) {
+        if (call.stored_decay != 0 && t == 0 && static_cast<int32_t>(threadIdx.x) < n) {
           const int32_t ring = ring_after(rows.ring, static_cast<int32_t>(threadIdx.x) - n);
           copy_4_async(to + kDecaysAt + 4u * threadIdx.x,
                        rows.window + (decays_at(v_head) + 4u * ring));

@@ -94,7 +94,7 @@ __device__ __forceinline__ float sums_of_two(float a, float b, int32_t lane) {
 
 // One step of the sums below: lanes 2 kHalf apart exchange halves of 2 kHalf values.
 template <int kHalf>
-__device__ __forceinline__ void exchange_halves(float (&p)[16], int32_t lane) {
+__device__ __forceinline__ void exchange_halves(float (&p)[8], int32_t lane) {
   const bool upper = (lane & (2 * kHalf)) != 0;
 #pragma unroll
   for (int32_t i = 0; i < kHalf; ++i) {
@@ -104,13 +104,13 @@ __device__ __forceinline__ void exchange_halves(float (&p)[16], int32_t lane) {
   }
 }
 
-// Sums of 16 values over the lanes; lane l receives that of value l / 2.
-__device__ __forceinline__ float sums_of_sixteen(float (&p)[16], int32_t lane) {
-  exchange_halves<8>(p, lane);
+// Sums of eight values over the lanes; lane l receives that of value (l / 2) mod 8.
+__device__ __forceinline__ float sums_of_eight(float (&p)[8], int32_t lane) {
   exchange_halves<4>(p, lane);
   exchange_halves<2>(p, lane);
   exchange_halves<1>(p, lane);
-  return p[0] + __shfl_xor_sync(kAll, p[0], 1);
+  p[0] += __shfl_xor_sync(kAll, p[0], 1);
+  return p[0] + __shfl_xor_sync(kAll, p[0], 16);
 }
 
 // Four bytes (two's complement) as two pairs of FP16, exact.
