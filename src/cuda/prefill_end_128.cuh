@@ -9,9 +9,10 @@
 
 namespace leapquant::cuda {
 
-// Whether end_128 encodes the states of this call. Depends on the layout and the device alone.
-bool end_128_serves(const Layout& layout, const Call& call);
-// What end_kernel does, for all items of the range.
+// Whether end_128 encodes the states of this layout on the current device.
+bool end_128_serves(const Layout& layout);
+// What end_kernel does, for all items of the range, but for the state that goes on through a
+// checkpoint.
 cudaError_t end_128(const Layout& layout, const Call& call, const StretchRange& range,
                     cudaStream_t stream);
 

@@ -33,10 +33,12 @@ struct Result {
 // Sequences of `lengths` tokens from position `start` of slots 0, 1, ..; `start` tokens are decoded
 // before, so that the window holds records.
 Result prefill(const leapquant_shape& shape, const char* format, const Tokens& tokens,
-               const Tokens& earlier, int32_t start, const std::vector<int32_t>& lengths,
-               bool bf16) {
+               const Tokens& earlier, int32_t start, const std::vector<int32_t>& lengths, bool bf16,
+               const std::vector<leapquant_checkpoint>& checkpoints = {},
+               int32_t output_type = LEAPQUANT_FP32) {
   const auto batch = static_cast<int32_t>(lengths.size());
-  DeviceLayer layer(shape, format, batch, batch);
+  const auto slots_in_all = batch + static_cast<int32_t>(checkpoints.size());
+  DeviceLayer layer(shape, format, slots_in_all, slots_in_all);
   std::vector<int32_t> slots, positions, offsets = {0};
   for (int32_t i = 0; i < batch; ++i) {
     slots.push_back(i);
@@ -77,22 +79,49 @@ Result prefill(const leapquant_shape& shape, const char* format, const Tokens& t
   args.inputs.log_decay.data = log_decay.data();
   args.inputs.beta.data = beta.data();
   args.inputs.qk_l2norm = 1;
-  output.resize(static_cast<size_t>(offsets.back()) * layer.token_size());
+  DeviceArray<float> a_log, dt_bias;
+  if (!tokens.a_log.empty()) {
+    a_log.put(tokens.a_log);
+    dt_bias.put(tokens.dt_bias);
+    args.inputs.gate = tokens.options.gate;
+    args.inputs.lower_bound = tokens.options.lower_bound;
+    args.inputs.a_log = a_log.data();
+    args.inputs.dt_bias = dt_bias.data();
+  }
+  DeviceArray<leapquant_checkpoint> checkpoint_list;
+  if (!checkpoints.empty()) checkpoint_list.put(checkpoints);
+  args.num_checkpoints = static_cast<int32_t>(checkpoints.size());
+  args.checkpoints = checkpoint_list.data();
+  const size_t numbers = static_cast<size_t>(offsets.back()) * layer.token_size();
+  DeviceArray<uint16_t> narrow_output;
+  output.resize(numbers);
+  narrow_output.resize(numbers);
   args.batch = batch;
   args.state_slots = slot_list.data();
   args.positions = position_list.data();
   args.token_offsets = offset_list.data();
   args.output.data = output.data();
-  args.output.type = LEAPQUANT_FP32;
+  if (output_type != LEAPQUANT_FP32) args.output.data = narrow_output.data();
+  args.output.type = output_type;
   args.status = status.data();
   const leapquant_pool pool = layer.pool();
   const leapquant_launch launch = layer.launch();
   require(leapquant_prefill(layer.layout().get(), &pool, &args, &launch));
   EXPECT_EQ(status.get(0, slots.size()), std::vector<int32_t>(slots.size(), LEAPQUANT_OK));
   Result result;
-  result.outputs = output.get(0, static_cast<size_t>(offsets.back()) * layer.token_size());
+  result.outputs = output.get(0, numbers);
+  if (output_type != LEAPQUANT_FP32) {
+    const std::vector<uint16_t> halves = narrow_output.get(0, numbers);
+    for (size_t i = 0; i < numbers; ++i) {
+      result.outputs[i] =
+          output_type == LEAPQUANT_BF16 ? bf16_to_float(halves[i]) : fp16_to_float(halves[i]);
+    }
+  }
   for (int32_t i = 0; i < batch; ++i) {
     result.states.push_back(layer.export_state(i, start + lengths[static_cast<size_t>(i)]));
+  }
+  for (const leapquant_checkpoint& at : checkpoints) {
+    result.states.push_back(layer.export_state(at.state_slot, at.position));
   }
   return result;
 }
@@ -140,23 +169,30 @@ TEST(PrefillChunks, AgreeWithColumns) {
   }
 }
 
-// Strong decays, none, and one that forgets all.
+// Strong decays, none, and one that forgets all; channels that decay at all rates, in chunks whose
+// ratios of decays stay in the range of floats and in those where they would leave it.
 TEST(PrefillChunks, HoldAnyDecay) {
-  const leapquant_shape shape = conformance::make_shape(1, 2, 128, 128, LEAPQUANT_DECAY_SCALAR);
-  Tokens tokens = bf16_tokens(shape, 100, 7703);
-  for (size_t i = 0; i < tokens.log_decay.size(); ++i) {
-    const float choices[] = {0.0f, -1e-4f, -3.0f, -90.0f, -INFINITY};
-    tokens.log_decay[i] = choices[(i * 7 + i / 11) % 5];
+  for (const leapquant_decay decay : {LEAPQUANT_DECAY_SCALAR, LEAPQUANT_DECAY_VECTOR}) {
+    for (const bool strong : {false, true}) {
+      SCOPED_TRACE(std::to_string(decay) + (strong ? ", strong" : ""));
+      const leapquant_shape shape = conformance::make_shape(1, 2, 128, 128, decay);
+      Tokens tokens = bf16_tokens(shape, 100, 7703);
+      for (size_t i = 0; i < tokens.log_decay.size(); ++i) {
+        const float strong_choices[] = {0.0f, -1e-4f, -3.0f, -90.0f, -INFINITY};
+        const float choices[] = {0.0f, -1e-4f, -3.0f, -0.5f, -5.0f};
+        tokens.log_decay[i] = (strong ? strong_choices : choices)[(i * 7 + i / 11) % 5];
+      }
+      const Result chunks = prefill(shape, "fp32", tokens, tokens, 0, {100}, true);
+      const Result columns = prefill(shape, "fp32", tokens, tokens, 0, {100}, false);
+      EXPECT_LE(relative(chunks.outputs, columns.outputs), kBar);
+      EXPECT_LE(relative(chunks.states[0], columns.states[0]), kBar);
+    }
   }
-  const Result chunks = prefill(shape, "fp32", tokens, tokens, 0, {100}, true);
-  const Result columns = prefill(shape, "fp32", tokens, tokens, 0, {100}, false);
-  EXPECT_LE(relative(chunks.outputs, columns.outputs), kBar);
-  EXPECT_LE(relative(chunks.states[0], columns.states[0]), kBar);
 }
 
-// A block has a fourth of a head in small batches and all of it in large ones: the same bits.
-TEST(PrefillChunks, BitsDoNotHangOnTheBatch) {
-  const leapquant_shape shape = conformance::make_shape(2, 4, 128, 128, LEAPQUANT_DECAY_SCALAR);
+// A block has a part of a head in small batches and all of it in large ones: the same bits.
+void expect_the_same_bits(leapquant_decay decay) {
+  const leapquant_shape shape = conformance::make_shape(2, 4, 128, 128, decay);
   const Tokens one = bf16_tokens(shape, 70, 7704);
   Tokens many = one;
   constexpr int32_t kCopies = 40;  // x 4 heads x 4 blocks a head: more than the narrow kind takes
@@ -170,6 +206,97 @@ TEST(PrefillChunks, BitsDoNotHangOnTheBatch) {
                                   together.outputs.begin() + (i + 1) * size);
     EXPECT_EQ(part, alone.outputs) << "sequence " << i;
     EXPECT_EQ(together.states[static_cast<size_t>(i)], alone.states[0]) << "sequence " << i;
+  }
+}
+TEST(PrefillChunks, BitsDoNotHangOnTheBatch) { expect_the_same_bits(LEAPQUANT_DECAY_SCALAR); }
+
+// Outputs of 16 bits are the FP32 ones rounded.
+TEST(PrefillChunks, RoundOutputs) {
+  for (const leapquant_decay decay : {LEAPQUANT_DECAY_SCALAR, LEAPQUANT_DECAY_VECTOR}) {
+    const leapquant_shape shape = conformance::make_shape(1, 2, 128, 128, decay);
+    const Tokens tokens = bf16_tokens(shape, 50, 7705);
+    const Result exact = prefill(shape, "fp32", tokens, tokens, 0, {50}, true);
+    for (const int32_t type : {LEAPQUANT_BF16, LEAPQUANT_FP16}) {
+      SCOPED_TRACE(std::to_string(decay) + ", type " + std::to_string(type));
+      const Result rounded = prefill(shape, "fp32", tokens, tokens, 0, {50}, true, {}, type);
+      std::vector<float> expected = exact.outputs;
+      for (float& x : expected) {
+        x = type == LEAPQUANT_BF16 ? bf16_to_float(float_to_bf16(x))
+                                   : fp16_to_float(float_to_fp16(x));
+      }
+      EXPECT_EQ(rounded.outputs, expected);
+      EXPECT_EQ(rounded.states, exact.states);
+    }
+  }
+}
+
+// Raw gates, softplus and bounded, with parameters by channel.
+TEST(PrefillChunks, TakeRawGates) {
+  for (const int32_t gate : {LEAPQUANT_GATE_SOFTPLUS, LEAPQUANT_GATE_BOUNDED}) {
+    for (const leapquant_decay decay : {LEAPQUANT_DECAY_SCALAR, LEAPQUANT_DECAY_VECTOR}) {
+      SCOPED_TRACE(std::to_string(decay) + ", gate " + std::to_string(gate));
+      const leapquant_shape shape = conformance::make_shape(1, 2, 128, 128, decay);
+      Tokens tokens = bf16_tokens(shape, 60, 7706);
+      for (size_t i = 0; i < tokens.log_decay.size(); ++i) {
+        tokens.log_decay[i] = static_cast<float>(static_cast<int32_t>(i * 37 % 101) - 50) / 20.0f;
+      }
+      tokens.options.gate = gate;
+      tokens.options.lower_bound = -5.0f;
+      tokens.a_log = {-1.0f, 0.3f};
+      const size_t biases = decay == LEAPQUANT_DECAY_VECTOR ? 256 : 2;
+      for (size_t i = 0; i < biases; ++i) {
+        tokens.dt_bias.push_back(static_cast<float>(static_cast<int32_t>(i % 7) - 3) / 4.0f);
+      }
+      const Result chunks = prefill(shape, "fp32", tokens, tokens, 0, {60}, true);
+      const Result columns = prefill(shape, "fp32", tokens, tokens, 0, {60}, false);
+      EXPECT_LE(relative(chunks.outputs, columns.outputs), kBar);
+      EXPECT_LE(relative(chunks.states[0], columns.states[0]), kBar);
+    }
+  }
+}
+
+// A checkpoint holds what a prefill up to there leaves, and the exact state goes on: stretches cut
+// the tokens elsewhere, so that outputs behind it agree but for rounding.
+TEST(PrefillChunks, Checkpoints) {
+  for (const leapquant_decay decay : {LEAPQUANT_DECAY_SCALAR, LEAPQUANT_DECAY_VECTOR}) {
+    SCOPED_TRACE(decay);
+    const leapquant_shape shape = conformance::make_shape(1, 2, 128, 128, decay);
+    const Tokens tokens = bf16_tokens(shape, 90, 7707);
+    const Result whole = prefill(shape, "int8", tokens, tokens, 0, {90}, true);
+    const Result cut = prefill(shape, "int8", tokens, tokens, 0, {90}, true, {{0, 37, 1}});
+    const Result part =
+        prefill(shape, "int8", conformance::slice(tokens, 0, 37), tokens, 0, {37}, true);
+    EXPECT_EQ(cut.states[1], part.states[0]);
+    EXPECT_LE(relative(cut.outputs, whole.outputs), kBar);
+    EXPECT_TRUE(std::equal(part.outputs.begin(), part.outputs.end(), cut.outputs.begin()));
+  }
+}
+
+// Numbers between the largest BF16 and the largest float stay finite: their high parts do.
+TEST(PrefillChunks, KeepTheLargestNumbers) {
+  for (const leapquant_decay decay : {LEAPQUANT_DECAY_SCALAR, LEAPQUANT_DECAY_VECTOR}) {
+    SCOPED_TRACE(decay);
+    const leapquant_shape shape = conformance::make_shape(1, 1, 128, 128, decay);
+    Tokens tokens = bf16_tokens(shape, 3, 7708);
+    std::fill(tokens.log_decay.begin(), tokens.log_decay.end(), 0.0f);
+    std::fill(tokens.q.begin(), tokens.q.end(), 0.0f);
+    std::fill(tokens.k.begin(), tokens.k.end(), 0.0f);
+    std::fill(tokens.v.begin(), tokens.v.end(), 0.0f);
+    std::fill(tokens.v.begin(), tokens.v.begin() + 128, 3.3895e38f);
+    tokens.beta = {1.003f, 0.5f, 0.5f};
+    const size_t key[] = {3, 5, 3};
+    const size_t query[] = {3, 3, 9};
+    for (size_t t = 0; t < 3; ++t) {
+      tokens.k[128 * t + key[t]] = 1.0f;
+      tokens.q[128 * t + query[t]] = 1.0f;
+    }
+    round_to_bf16(&tokens.v);
+    const Result chunks = prefill(shape, "fp32", tokens, tokens, 0, {3}, true);
+    const Result columns = prefill(shape, "fp32", tokens, tokens, 0, {3}, false);
+    for (const float x : chunks.outputs) ASSERT_TRUE(std::isfinite(x));
+    EXPECT_GT(chunks.outputs[0], 3.3895e38f);
+    EXPECT_LE(relative(chunks.outputs, columns.outputs), kBar);
+    EXPECT_LE(relative(chunks.states[0], columns.states[0]), kBar);
   }
 }
 
