@@ -16,7 +16,6 @@ namespace {
 
 using namespace chunks_128;
 
-constexpr bool kVectorByChunks = false;  // else by columns
 constexpr int32_t kMostStages = 6;
 // Warps that prepare. Never more than stages: one that comes to a stage for the second time ahead
 // of its first use would take the wait for the one before as over.
@@ -43,10 +42,19 @@ __global__ void __launch_bounds__(kThreads128<kGroups>, 1)
   auto& memory = *reinterpret_cast<ChunkMemory<kGroups>*>(shared);
   constexpr int32_t kColumns = kGroups * kGroupColumns;
   constexpr int32_t kStateWarps = 4 * kGroups;
-  launch_dependents();  // the check of inputs, whose findings the end heeds
+  const int32_t pieces = call.v_dim / kColumns;
+  const int32_t index = static_cast<int32_t>(blockIdx.x) / pieces;
+  const int64_t item = range.first + index;
   ChunkPlace at;
-  int32_t index = 0;
-  if (!find_place(call, range, kColumns, &at, &index)) return;
+  at.sequence = static_cast<int32_t>(item / call.num_heads);
+  at.v_head = call.first_head + static_cast<int32_t>(item - int64_t{at.sequence} * call.num_heads);
+  at.first_column = (static_cast<int32_t>(blockIdx.x) - index * pieces) * kColumns;
+  at.lane = static_cast<int32_t>(threadIdx.x) & 31;
+  if (call.state_slots[at.sequence] < 0 || call.status[at.sequence] != LEAPQUANT_OK) return;
+  const Stretch stretch = stretch_of(call, at.sequence, range.stretch);
+  at.token = call.token_offsets[at.sequence] + stretch.begin;
+  at.tokens = stretch.end - stretch.begin;
+  if (at.tokens <= 0) return;
   const int32_t warp = __shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) >> 5, 0);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kMostStages; ++i) {
@@ -65,7 +73,7 @@ __global__ void __launch_bounds__(kThreads128<kGroups>, 1)
       const int32_t round = chunk / kMostStages;
       const int32_t place = chunk - round * kMostStages;
       if (round > 0) {
-        barrier_sleep(shared_address(&memory.empty[place]), static_cast<uint32_t>(round - 1) & 1);
+        barrier_wait(shared_address(&memory.empty[place]), static_cast<uint32_t>(round - 1) & 1);
       }
       const int32_t first = chunk * kChunkTokens;
       prepare_chunk(call, at, first, min(kChunkTokens, at.tokens - first), &memory.stages[place],
@@ -107,12 +115,6 @@ cudaError_t launch(const Call& call, const StretchRange& range, cudaStream_t str
 }  // namespace
 
 bool chunks_128_serve(const Call& call) {
-  const Inputs& in = call.inputs;
-  if (call.decay == LEAPQUANT_DECAY_VECTOR && !kVectorByChunks) return false;
-  if (!columns_serve(call) || in.k.type != LEAPQUANT_BF16 || in.q.type != LEAPQUANT_BF16 ||
-      in.v.type != LEAPQUANT_BF16) {
-    return false;
-  }
   if (call.k_dim != kDim || call.v_dim % kGroupColumns != 0) return false;
   int device = 0;
   int major = 0;
@@ -124,7 +126,6 @@ bool chunks_128_serve(const Call& call) {
 }
 
 cudaError_t launch_chunks_128(const Call& call, const StretchRange& range, cudaStream_t stream) {
-  if (call.decay == LEAPQUANT_DECAY_VECTOR) return launch_vector_128(call, range, stream);
   // Few heads: half a head to a block, so that more multiprocessors work. The bits are the same.
   constexpr int64_t kFewBlocks = 132;
   const bool narrow =
