@@ -75,11 +75,11 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   const int32_t warp = __shfl_sync(kAll, threadIdx.x >> 5, 0);  // the same in all lanes, visibly
   const int32_t pair = kPairs == 1 ? 0 : warp >> 1;
   const auto head_at = [&](int32_t lane) {
-    return OneHead{{shared + plan.limbs + pair * plan.scratch, plan, lane, pair},
-                   call,
-                   shared,
-                   (warp & 1) == 0,
-                   32 * warp + lane};
+    return OneHead{{{shared + plan.limbs + pair * plan.scratch, plan, lane, pair},
+                    call,
+                    shared,
+                    (warp & 1) == 0,
+                    32 * warp + lane}};
   };
   uint32_t* deferred = reinterpret_cast<uint32_t*>(shared + plan.deferred);
   auto& rows = *reinterpret_cast<typename OneHead::Pointers*>(shared + plan.pointers);

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a head of the decode needs brought near: where its rows, records and boundary state lie, its
+// inputs, and the copies of all this into shared memory, with the barriers that tell when they are
+// there. No arithmetic on states.
+#pragma once
+
+#include "cuda/decode_rows_128.cuh"
+
+namespace leapquant::cuda::decoding_128 {
+
+// kPlain: the common call; kMany: of several tokens, as every other call is taken to be.
+template <bool kVector, int kPairs, bool kPlain, bool kMany>
+struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
+  using Products = RowProducts<kPairs, kVector || !kPlain>;
+  using Products::lane;
+  using Products::plan;
+  static constexpr int32_t kCount = 2 / kPairs;  // values a lane owns at the end
+  // Everything of the next head is on its way as soon as this head has read what it takes the place
+  // of; else, together, when all of it is read.
+  static constexpr bool kStreams = kPlain && kPairs == 1;
+  static constexpr int32_t kThreads = 64 * kPairs;
+  const Call128& call;
+  char* shared;
+  bool reads_codes;  // the warp's part
+  int32_t place;     // of the lane's values: value = kCount * place
+
+  enum Part { kInputs, kCodes, kRows, kAllParts };  // of shared memory, by who reads them
+
+  __device__ __forceinline__ static int32_t decay_type(const Rows128& rows) {
+    return kVector ? rows.type : scalar_type<kPlain>(rows);
+  }
+  __device__ __forceinline__ static int32_t type_of(const Rows128& rows) {
+    return kPlain ? int32_t{LEAPQUANT_BF16} : rows.type;
+  }
+  __device__ __forceinline__ const HeadFormat128& format_at(int32_t v_head) const {
+    return kPlain ? call.classes[0] : format_of(call, v_head);
+  }
+
+  struct Pointers {  // a sequence's rows, records and boundary states
+    const char *q, *k, *v, *g, *beta;
+    char *output, *window, *state;
+    int32_t ring;  // place of the position in the ring
+    int32_t slot;
+  };
+  __device__ __forceinline__ void write_pointers(const Sequence128& s, Pointers* p) const {
+    p->q = row_of(call.q, s.index, 0, 0);
+    p->k = row_of(call.k, s.index, 0, 0);
+    p->v = row_of(call.v, s.index, 0, 0);
+    p->g = row_of(call.log_decay, s.index, 0, 0);
+    p->beta = row_of(call.beta, s.index, 0, 0);
+    p->output = const_cast<char*>(row_of(call.output, s.index, 0, 0));
+    p->window = call.windows + s.window_slot * call.window_stride;
+    p->state = call.states + s.slot * call.state_stride;
+    p->ring = s.position % call.ring_tokens;
+    p->slot = s.slot;
+  }
+  // Place in the ring `steps` tokens on (at most a ring away).
+  __device__ __forceinline__ int32_t ring_after(int32_t ring, int32_t steps) const {
+    const int32_t to = ring + steps;
+    return to < 0 ? to + call.ring_tokens : to >= call.ring_tokens ? to - call.ring_tokens : to;
+  }
+  // A row of a sequence. kPlain: all rows of it within 32 bits.
+  __device__ __forceinline__ static const char* at(const char* from, const Rows128& rows, int32_t t,
+                                                   int32_t head, uint32_t more = 0) {
+    if constexpr (kPlain) {
+      return from +
+             (within(head, rows.head_stride) + (kMany ? within(t, rows.token_stride) : 0u) + more);
+    }
+    return from + t * rows.token_stride + head * rows.head_stride + more;
+  }
+  __device__ __forceinline__ static uint32_t within(int32_t head, int64_t stride) {
+    return static_cast<uint32_t>(head) * static_cast<uint32_t>(stride);
+  }
+  __device__ __forceinline__ char* boundary_at(const Pointers& inputs, int32_t v_head) const {
+    return inputs.state + (kPlain || call.num_classes == 1
+                               ? within(v_head, call.classes[0].bytes)
+                               : static_cast<uint32_t>(call.head_offset[v_head]) * 16u);
+  }
+  __device__ __forceinline__ uint32_t keys_at(int32_t v_head) const {
+    return within(quotient<kPlain>(v_head, call.group), call.key_head_stride);
+  }
+  __device__ __forceinline__ uint32_t corrections_at(int32_t v_head) const {
+    return static_cast<uint32_t>(call.corrections) + within(v_head, call.correction_head_stride);
+  }
+  __device__ __forceinline__ uint32_t decays_at(int32_t v_head) const {
+    return static_cast<uint32_t>(call.log_decays) + within(v_head, call.decay_head_stride);
+  }
+
+  // The inputs of one token as they lie. Loaded a head ahead where the next head is known.
+  struct Raw {
+    uint4 q, k, g;
+    uint32_t v[kCount];
+    uint32_t beta;
+  };
+  __device__ __forceinline__ void load_inputs(const Pointers& rows, int32_t v_head, int32_t t,
+                                              Raw* raw) const {
+    const int32_t k_head = quotient<kPlain>(v_head, call.group);
+    if constexpr (kPlain) {
+      const uint32_t key = 8u * static_cast<uint32_t>(lane);
+      const uint32_t value = 2u * kCount * static_cast<uint32_t>(place);
+      const uint2 q = __ldg(reinterpret_cast<const uint2*>(at(rows.q, call.q, t, k_head, key)));
+      const uint2 k = __ldg(reinterpret_cast<const uint2*>(at(rows.k, call.k, t, k_head, key)));
+      raw->q.x = q.x, raw->q.y = q.y;
+      raw->k.x = k.x, raw->k.y = k.y;
+      raw->v[0] = load_word_or_half(at(rows.v, call.v, t, v_head, value), kCount == 1);
+    } else {
+      raw->q = load_raw(at(rows.q, call.q, t, k_head), call.q.type, lane);
+      raw->k = load_raw(at(rows.k, call.k, t, k_head), call.k.type, lane);
+      const char* v_row = at(rows.v, call.v, t, v_head);
+#pragma unroll
+      for (int32_t i = 0; i < kCount; ++i) {
+        raw->v[i] = load_raw_one(v_row, call.v.type, kCount * place + i);
+      }
+    }
+    if (call.beta.data != nullptr) {
+      raw->beta = kPlain ? __ldg(reinterpret_cast<const uint32_t*>(
+                               at(rows.beta, call.beta, t, 0, 4u * static_cast<uint32_t>(v_head))))
+                         : load_raw_one(at(rows.beta, call.beta, t, 0), call.beta.type, v_head);
+    }
+    if constexpr (kVector) {
+      raw->g = load_raw(at(rows.g, call.log_decay, t, v_head), decay_type(call.log_decay), lane);
+    } else if (call.log_decay.data != nullptr) {
+      raw->g.x = kPlain
+                     ? __ldg(reinterpret_cast<const uint32_t*>(
+                           at(rows.g, call.log_decay, t, 0, 4u * static_cast<uint32_t>(v_head))))
+                     : load_raw_one(at(rows.g, call.log_decay, t, 0), call.log_decay.type, v_head);
+    }
+  }
+  __device__ __forceinline__ void widen_values(const Raw& raw, float (&v)[kCount]) const {
+    if constexpr (kPlain) {
+      v[0] = __uint_as_float(raw.v[0] << 16);
+      if constexpr (kCount == 2) v[1] = __uint_as_float(raw.v[0] & 0xffff0000u);
+    } else {
+#pragma unroll
+      for (int32_t i = 0; i < kCount; ++i) v[i] = widen_one(raw.v[i], call.v.type);
+    }
+  }
+  // Log decay of record `lane` of the n in the window (scalar decays).
+  __device__ __forceinline__ float load_decay(const Pointers& inputs, int32_t v_head,
+                                              int32_t n) const {
+    if (kVector || call.stored_decay == 0) return 0.0f;
+    const int32_t ring = ring_after(inputs.ring, lane - n);
+    return load_float_if(lane < n, inputs.window + (decays_at(v_head) + 4u * ring));
+  }
+
+  // What lies where for one head: its turn in the block decides the buffer of inputs and the phases
+  // of the barriers.
+  __device__ __forceinline__ char* inputs_of(uint32_t turn) const {
+    return shared + plan.inputs + ((turn & 1u) != 0 ? plan.input_bytes : 0);
+  }
+  __device__ __forceinline__ uint32_t barrier_of(int32_t which) const {
+    return shared_address(shared + plan.barriers) + 8u * static_cast<uint32_t>(which);
+  }
+  __device__ __forceinline__ void wait_for_codes(uint32_t turn) const {
+    barrier_wait(barrier_of(0), turn & 1u);
+  }
+  __device__ __forceinline__ void wait_for_rows(uint32_t turn) const {
+    barrier_wait(barrier_of(1), turn & 1u);
+  }
+  __device__ __forceinline__ void wait_for_inputs(uint32_t turn) const {
+    barrier_wait(barrier_of(2 + static_cast<int32_t>(turn & 1u)), (turn >> 1) & 1u);
+  }
+  __device__ __forceinline__ void init_barriers() const {  // one thread
+    barrier_init(barrier_of(0), 1);
+    barrier_init(barrier_of(1), 1);
+    barrier_init(barrier_of(2), kStreams ? kThreads + 1 : 1);
+    barrier_init(barrier_of(3), kStreams ? kThreads + 1 : 1);
+  }
+
+  // Inputs that lie in shared memory (kStreams).
+  __device__ __forceinline__ void read_inputs(const char* from, int32_t t, int32_t n, Raw* raw,
+                                              float* decay) const {
+    const uint2 q = reinterpret_cast<const uint2*>(from)[lane];
+    const uint2 k = reinterpret_cast<const uint2*>(from + kKeyInputAt)[lane];
+    raw->q.x = q.x, raw->q.y = q.y;
+    raw->k.x = k.x, raw->k.y = k.y;
+    raw->v[0] = reinterpret_cast<const uint32_t*>(from + kValueInputAt)[place];
+    const uint2 scalars = *reinterpret_cast<const uint2*>(from + kScalarsAt);
+    raw->beta = scalars.x;
+    if constexpr (kVector) {
+      raw->g = load_shared_row(from + kDecaysAt);
+    } else {
+      raw->g.x = scalars.y;
+      if (kMany && t > 0) return;
+      *decay = call.stored_decay != 0 && lane < n
+                   ? reinterpret_cast<const float*>(from + kDecaysAt)[lane]
+                   : 0.0f;
+    }
+  }
+  __device__ __forceinline__ uint4 load_shared_row(const char* row) const {
+    uint4 raw = {};
+    if (call.log_decay.type == LEAPQUANT_FP32) {
+      raw = reinterpret_cast<const uint4*>(row)[lane];
+    } else {
+      const uint2 half = reinterpret_cast<const uint2*>(row)[lane];
+      raw.x = half.x, raw.y = half.y;
+    }
+    return raw;
+  }
+
+  // Copies of a head whose turn is `turn`; all threads. The residual's value scales, and where they
+  // stream the inputs.
+  __device__ __forceinline__ void start_inputs(const Pointers& rows, int32_t v_head, int32_t t,
+                                               int32_t n, const HeadFormat128& format,
+                                               uint32_t turn) const {
+    const uint32_t to = shared_address(inputs_of(turn));
+    const uint32_t barrier = barrier_of(2 + static_cast<int32_t>(turn & 1u));
+    if (threadIdx.x == 0) {
+      const uint32_t bytes = format.fp16_scale ? 256u : 512u;
+      barrier_expect(barrier, bytes);
+      bulk_copy(to + kScalesAt, boundary_at(rows, v_head) + format.value_scale, bytes, barrier);
+    }
+    if constexpr (kStreams) {
+      const uint32_t part = threadIdx.x >> 4;
+      const uint32_t piece = 16u * (threadIdx.x & 15u);
+      if (part < 2) {
+        const int32_t k_head = quotient<kPlain>(v_head, call.group);
+        const char* from =
+            part == 0 ? at(rows.q, call.q, t, k_head) : at(rows.k, call.k, t, k_head);
+        copy_16_async(to + 256u * part + piece, from + piece);
+      } else if (part == 2) {
+        copy_16_async(to + 256u * part + piece, at(rows.v, call.v, t, v_head, piece));
+      } else if constexpr (kVector) {
+        const char* from = at(rows.g, call.log_decay, t, v_head, piece);
+        copy_16_async(to + kDecaysAt + piece, from);
+        if (call.log_decay.type == LEAPQUANT_FP32) {
+          copy_16_async(to + kDecaysAt + 256u + piece, from + 256);
+        }
+      }
+      const uint32_t place_of_scalar = 4u * static_cast<uint32_t>(v_head);
+      if (threadIdx.x == 48 && call.beta.data != nullptr) {
+        copy_4_async(to + kScalarsAt, at(rows.beta, call.beta, t, 0, place_of_scalar));
+      }
+      if constexpr (!kVector) {
+        if (threadIdx.x == 49 && call.log_decay.data != nullptr) {
+          copy_4_async(to + kScalarsAt + 4, at(rows.g, call.log_decay, t, 0, place_of_scalar));
+        }
+        if (call.stored_decay != 0 && t == 0 && static_cast<int32_t>(threadIdx.x) < n) {
+          const int32_t ring = ring_after(rows.ring, static_cast<int32_t>(threadIdx.x) - n);
+          copy_4_async(to + kDecaysAt + 4u * threadIdx.x,
+                       rows.window + (decays_at(v_head) + 4u * ring));
+        }
+      }
+      barrier_arrive_copies(barrier);
+    }
+  }
+  // Codes and smoothing; one thread.
+  __device__ __forceinline__ void start_codes(const Pointers& rows, int32_t v_head,
+                                              const HeadFormat128& format) const {
+    const uint32_t bytes = static_cast<uint32_t>(format.fp16_keys);
+    barrier_expect(barrier_of(0), bytes);
+    bulk_copy(shared_address(shared), boundary_at(rows, v_head), bytes, barrier_of(0));
+  }
+  // Compensators and the n records before the sequence's position; one thread.
+  __device__ __forceinline__ void start_rows(const Pointers& rows, int32_t v_head, int32_t n,
+                                             const HeadFormat128& format) const {
+    const uint32_t to = shared_address(shared);
+    const uint32_t barrier = barrier_of(1);
+    const uint32_t decay_row = kVector ? 128u * static_cast<uint32_t>(call.decay_bytes) : 0u;
+    const uint32_t rest = static_cast<uint32_t>(format.bytes - format.fp16_keys);
+    barrier_expect(barrier, rest + static_cast<uint32_t>(n) * (512u + decay_row));
+    if (rest != 0) {
+      bulk_copy(to + format.fp16_keys, boundary_at(rows, v_head) + format.fp16_keys, rest, barrier);
+    }
+    // From the oldest to the ring's end, then from its start.
+    int32_t ring = ring_after(rows.ring, -n);
+    uint32_t done = 0;
+#pragma unroll 1
+    while (n > 0) {
+      const int32_t count = min(n, call.ring_tokens - ring);
+      const uint32_t bytes = 256u * static_cast<uint32_t>(count);
+      const uint32_t from = 256u * static_cast<uint32_t>(ring);
+      bulk_copy(to + plan.keys + 256 * done, rows.window + (keys_at(v_head) + from), bytes,
+                barrier);
+      bulk_copy(to + plan.corrections + 256 * done, rows.window + (corrections_at(v_head) + from),
+                bytes, barrier);
+      if constexpr (kVector) {
+        bulk_copy(to + plan.decays + decay_row * done,
+                  rows.window + (decays_at(v_head) + decay_row * static_cast<uint32_t>(ring)),
+                  decay_row * static_cast<uint32_t>(count), barrier);
+      }
+      done += static_cast<uint32_t>(count);
+      n -= count;
+      ring = 0;
+    }
+  }
+};
+
+}  // namespace leapquant::cuda::decoding_128
