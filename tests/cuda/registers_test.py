@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The general kernels that decode spill no registers: the build makes ptxas warn of spills in
-their file and takes warnings for errors, so it has checked what it built. Here: that it was told
-to."""
+"""The kernels that decode spill no registers: the build makes ptxas warn of spills in their files
+and takes warnings for errors, so it has checked what it built. Here: that it was told to."""
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+FILES = ("decode.cu", "decode_128.cu", "plain_decode_128.cu")
+
 
 def main() -> int:
     commands = Path(os.environ["LEAPQUANT_BINARY_DIR"], "compile_commands.json")
@@ -17,12 +18,12 @@ def main() -> int:
     found = {}
     for entry in entries:
         path = Path(entry["file"])
-        if path.parent.name == "cuda" and path.name == "decode.cu":
+        if path.parent.name == "cuda" and path.name in FILES:
             found[path.name] = entry["command"]
-    broken = 0
-    if "decode.cu" not in found:
-        print("decode.cu is not compiled by this build")
-        broken += 1
+    absent = [name for name in FILES if name not in found]
+    for name in absent:
+        print(f"{name} is not compiled by this build")
+    broken = len(absent)
     for name, command in found.items():
         missing = [flag for flag in ("-warn-spills", "all-warnings") if flag not in command]
         broken += len(missing)
