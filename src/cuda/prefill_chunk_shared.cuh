@@ -55,6 +55,28 @@ struct PrepareScratch {
   float query_scale[kChunkTokens];
 };
 
+// Products of a chunk's keys with keys, of queries with keys, and of queries with themselves, over
+// sixteen channels more; k, q: operands of rows 0 and 16. Tiles of 16 rows by 8 columns: rows 0
+// with columns 0, 8, then rows 16 with columns 0, 8, 16, 24; of the queries' own only those on the
+// diagonal.
+__device__ __forceinline__ void add_products(const uint32_t (&k)[2][4], const uint32_t (&q)[2][4],
+                                             float (&kk)[6][4], float (&qk)[6][4],
+                                             float (&qq)[4][4]) {
+#pragma unroll
+  for (int32_t tile = 0; tile < 6; ++tile) {
+    const int32_t m = tile < 2 ? 0 : 1;
+    const int32_t n = tile < 2 ? tile : tile - 2;
+    const uint32_t (&b)[4] = k[n >> 1];
+    mma_bf16(kk[tile], k[m][0], k[m][1], k[m][2], k[m][3], b[n & 1], b[2 + (n & 1)]);
+    mma_bf16(qk[tile], q[m][0], q[m][1], q[m][2], q[m][3], b[n & 1], b[2 + (n & 1)]);
+  }
+#pragma unroll
+  for (int32_t n = 0; n < 4; ++n) {
+    const uint32_t (&b)[4] = q[n >> 1];
+    mma_bf16(qq[n], b[0], b[1], b[2], b[3], b[n & 1], b[2 + (n & 1)]);
+  }
+}
+
 struct ChunkPlace {
   int32_t sequence, v_head, first_column;
   int32_t lane;

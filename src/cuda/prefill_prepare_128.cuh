@@ -185,9 +185,6 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
   wait_for_copies();
   __syncwarp();
 
-  // Products of keys with keys, of queries with keys, and of queries with themselves. Tiles of 16
-  // rows by 8 columns: rows 0 with columns 0, 8, then rows 16 with columns 0, 8, 16, 24; of the
-  // queries' own only those on the diagonal.
   float kk[6][4] = {};
   float qk[6][4] = {};
   float qq[4][4] = {};
@@ -204,19 +201,7 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
       load_matrices(k[1], from + kSixteenRows);
       load_matrices(q[0], from + 2 * kSixteenRows);
       load_matrices(q[1], from + 3 * kSixteenRows);
-#pragma unroll
-      for (int32_t tile = 0; tile < 6; ++tile) {
-        const int32_t m = tile < 2 ? 0 : 1;
-        const int32_t n = tile < 2 ? tile : tile - 2;
-        const uint32_t (&b)[4] = k[n >> 1];
-        mma_bf16(kk[tile], k[m][0], k[m][1], k[m][2], k[m][3], b[n & 1], b[2 + (n & 1)]);
-        mma_bf16(qk[tile], q[m][0], q[m][1], q[m][2], q[m][3], b[n & 1], b[2 + (n & 1)]);
-      }
-#pragma unroll
-      for (int32_t n = 0; n < 4; ++n) {
-        const uint32_t (&b)[4] = q[n >> 1];
-        mma_bf16(qq[n], b[0], b[1], b[2], b[3], b[n & 1], b[2 + (n & 1)]);
-      }
+      add_products(k, q, kk, qk, qq);
     }
   }
 
