@@ -8,7 +8,7 @@
 
 #include "conformance/backends.h"
 #include "conformance/session.h"
-#include "cuda/device_layer.h"
+#include "cuda/captured_call.h"
 
 namespace leapquant::cuda_test {
 namespace {
@@ -57,30 +57,6 @@ struct Result {
   std::vector<std::vector<uint8_t>> slots;
 };
 
-struct Graph {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  cudaStream_t stream = nullptr;
-  ~Graph() {
-    if (executable != nullptr) cudaGraphExecDestroy(executable);
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    if (stream != nullptr) cudaStreamDestroy(stream);
-  }
-  // Records the call at first; then replays it.
-  void run(DeviceLayer* layer, int32_t batch, int32_t tokens) {
-    require(cudaDeviceSynchronize());
-    if (executable == nullptr) {
-      require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-      require(layer->decode_call(batch, tokens, stream));
-      require(cudaStreamEndCapture(stream, &graph));
-      require(cudaGraphInstantiate(&executable, graph, 0));
-    }
-    require(cudaGraphLaunch(executable, stream));
-    require(cudaStreamSynchronize(stream));
-  }
-};
-
 // Every row of a dealing through all steps, on one backend.
 Result run(const Setting& setting, const std::string& backend, const std::vector<Tokens>& streams,
            const Dealing& dealing) {
@@ -94,7 +70,7 @@ Result run(const Setting& setting, const std::string& backend, const std::vector
 
   Result result;
   result.outputs.resize(slot_of.size());
-  Graph graph;
+  CapturedCall captured;
   for (int32_t step = 0; step < kLastStart + kCalls; ++step) {
     std::vector<Row> rows;
     std::vector<int32_t> player;  // row to play, or -1 for padding
@@ -119,7 +95,8 @@ Result run(const Setting& setting, const std::string& backend, const std::vector
     }
     layer.put_rows(rows, packed);
     if (dealing.graph) {
-      graph.run(&layer, batch, setting.tokens);
+      captured.run(
+          [&](cudaStream_t stream) { return layer.decode_call(batch, setting.tokens, stream); });
     } else {
       require(layer.decode_call(batch, setting.tokens));
     }

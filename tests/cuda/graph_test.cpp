@@ -5,29 +5,12 @@
 // and checkpoints. Nothing of a launch may depend on what lies in the arrays.
 #include <algorithm>
 
-#include "cuda/device_layer.h"
+#include "cuda/captured_call.h"
 
 namespace leapquant::cuda_test {
 namespace {
 
 constexpr int32_t kBatch = 8;
-
-struct Graph {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ~Graph() {
-    if (executable != nullptr) cudaGraphExecDestroy(executable);
-    if (graph != nullptr) cudaGraphDestroy(graph);
-  }
-};
-
-template <typename Call>
-void capture(const Call& call, cudaStream_t stream, Graph* graph) {
-  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  require(call());
-  require(cudaStreamEndCapture(stream, &graph->graph));
-  require(cudaGraphInstantiate(&graph->executable, graph->graph, 0));
-}
 
 // Rows of step `step`: 1, 3, 5 or 8 live ones in an order that changes, the others padding.
 std::vector<Row> rows_of_step(int32_t step, int32_t tokens, std::vector<int32_t>* position) {
@@ -57,10 +40,8 @@ void expect_replays_as_eager(const leapquant_shape& shape, const std::string& fo
   replayed.reset(slots);
   eager.reset(slots);
 
-  cudaStream_t stream = nullptr;
-  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   std::vector<int32_t> position(kBatch, 0);
-  Graph graph;
+  CapturedCall captured;
   for (int32_t step = 0; step < kSteps; ++step) {
     const std::vector<Row> rows = rows_of_step(step, tokens, &position);
     std::vector<const Tokens*> sequences(kBatch, &all);
@@ -70,13 +51,7 @@ void expect_replays_as_eager(const leapquant_shape& shape, const std::string& fo
     }
     const Tokens packed = tokens_at(sequences, index, tokens);
     replayed.put_rows(rows, packed);
-    require(cudaDeviceSynchronize());
-    if (step == 0) {
-      capture([&] { return replayed.decode_call(kBatch, tokens, stream); }, stream, &graph);
-      ASSERT_NE(graph.executable, nullptr);
-    }
-    require(cudaGraphLaunch(graph.executable, stream));
-    require(cudaStreamSynchronize(stream));
+    captured.run([&](cudaStream_t stream) { return replayed.decode_call(kBatch, tokens, stream); });
     const std::vector<float> expected = eager.decode(rows, packed, tokens);
     const std::vector<float> actual = replayed.outputs(expected.size() / replayed.token_size());
     ASSERT_EQ(std::memcmp(actual.data(), expected.data(), expected.size() * sizeof(float)), 0)
@@ -86,7 +61,6 @@ void expect_replays_as_eager(const leapquant_shape& shape, const std::string& fo
   for (int32_t slot : slots) {
     EXPECT_TRUE(replayed.slot_bytes(slot) == eager.slot_bytes(slot)) << slot;
   }
-  require(cudaStreamDestroy(stream));
 }
 
 TEST(Graph, ReplaysAreEagerCalls) {
@@ -122,9 +96,7 @@ void expect_prefills_as_eager(const leapquant_shape& shape, const std::string& f
     if (bf16) layer->use_bf16_rows();
     layer->reset({0, 1, 2, 3, 4, 5});
   }
-  cudaStream_t stream = nullptr;
-  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  Graph graph;
+  CapturedCall captured;
   for (const Step& step : steps) {
     int32_t count = 0;
     for (const Row& row : step.rows) count += row.count;
@@ -132,13 +104,7 @@ void expect_prefills_as_eager(const leapquant_shape& shape, const std::string& f
     for (DeviceLayer* layer : {&replayed, &eager}) {
       layer->put_sequences(step.rows, packed, step.checkpoints);
     }
-    require(cudaDeviceSynchronize());
-    if (graph.executable == nullptr) {
-      capture([&] { return replayed.prefill_call(4, 2, true, stream); }, stream, &graph);
-      ASSERT_NE(graph.executable, nullptr);
-    }
-    require(cudaGraphLaunch(graph.executable, stream));
-    require(cudaStreamSynchronize(stream));
+    captured.run([&](cudaStream_t stream) { return replayed.prefill_call(4, 2, true, stream); });
     require(eager.prefill_call(4, 2, true));
     const auto tokens = static_cast<size_t>(count);
     const std::vector<float> expected = eager.outputs(tokens);
@@ -149,7 +115,6 @@ void expect_prefills_as_eager(const leapquant_shape& shape, const std::string& f
       EXPECT_TRUE(replayed.slot_bytes(slot) == eager.slot_bytes(slot)) << slot;
     }
   }
-  require(cudaStreamDestroy(stream));
 }
 
 TEST(Graph, PrefillsReplayAsEagerCalls) {
