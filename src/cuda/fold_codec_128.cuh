@@ -5,11 +5,11 @@
 #pragma once
 
 #include "core/numeric.h"
-#include "cuda/fold_fit_128.cuh"
+#include "cuda/fold_fit_few_128.cuh"
 
 namespace leapquant::cuda::folding_128 {
 
-struct Fold : FoldFit {
+struct Fold : FoldFitFew {
   // x / c rounded to nearest: a quotient from the reciprocal and its error, right to little more
   // than half a unit, then one corrected step.
   struct Reciprocal {
@@ -40,53 +40,60 @@ struct Fold : FoldFit {
   // whose scale cannot be exceeded. Clamped before the rounding, which gives the same, then rounded
   // half to even by adding 1.5 2^23; the low byte of the sum is the code.
   template <bool kPlain>
-  __device__ __forceinline__ float store_quotients(const State& s, const float (&c)[2]) const {
+  __device__ __forceinline__ float store_quotients(const State& s, const float (&c)[4]) const {
     const float shift = format.half_levels ? 0.5f : 0.0f;
     const float low = -format.q_max;
     const float high = format.half_levels ? format.q_max - 1.0f : format.q_max;
-    float lost[2] = {0.0f, 0.0f};
+    const float2* inverses = at<float2>(kInversesAt) + kInverseRow * g();
+    float lost[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int32_t vb = 0; vb < 4; ++vb) {
-      uint32_t half[4];
+      uint32_t word[4];
 #pragma unroll
       for (int32_t p = 0; p < 4; ++p) {
-        const float2 f = at<float2>(kInversesAt)[32 * vb + 8 * p + g()];
-        uint32_t byte[2];
+        const float2 f = inverses[4 * vb + p];
+        uint32_t byte[4];
 #pragma unroll
-        for (int32_t e = 0; e < 2; ++e) {
-          const float x = s.at[2 * vb + p / 2][2 * (p % 2) + e];
+        for (int32_t i = 0; i < 4; ++i) {
+          const float x = s.at[i / 2][2 * vb + p / 2][2 * (p % 2) + i % 2];
           float y = x * f.x;
           if (!kPlain) y = fminf(fmaxf(y - shift, low), high);
           const float sum = y + 12582912.0f;
-          byte[e] = __float_as_uint(sum);
+          byte[i] = __float_as_uint(sum);
           float code = sum - 12582912.0f;
           if (!kPlain) code += shift;
           const float miss = fmaf(-code, f.y, x);
-          lost[e] = fmaf(miss, miss, lost[e]);
+          lost[i] = fmaf(miss, miss, lost[i]);
         }
-        half[p] = __byte_perm(byte[0], byte[1], 0x3340);
+        word[p] = __byte_perm(__byte_perm(byte[0], byte[1], 0x0040),
+                              __byte_perm(byte[2], byte[3], 0x0040), 0x5410);
       }
-      store_codes(vb, half);
+      store_codes(vb, word);
     }
-    return fmaf(c[0] * c[0], lost[0], c[1] * c[1] * lost[1]);
+    float sum = 0.0f;
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) sum = fmaf(c[i] * c[i], lost[i], sum);
+    return sum;
   }
 
   // The residual codec, every operation rounded to FP32. *error: sum of squares of what is lost.
-  __device__ __forceinline__ uint32_t encode(State* s, float* error) const {
+  // `free` runs when nothing but codes will lie in the halves any more.
+  template <typename Free>
+  __device__ __forceinline__ uint32_t encode(State* s, float* error, const Free& free) const {
     uint32_t flags = 0;
     const float scale = at<float>(kScalesAt)[0];
     const float unscale = at<float>(kScalesAt)[1];
-    float c[2] = {scale, scale};
-    if (thread() < 128) at<uint32_t>(kMaximaAt)[thread()] = 0;
+    float c[4] = {scale, scale, scale, scale};
     if (format.smoothing != LEAPQUANT_SMOOTHING_NONE) {
 #pragma unroll
-      for (int32_t e = 0; e < 2; ++e) {
-        float lower = fabsf(s->at[0][e]);
-        float upper = fabsf(s->at[0][2 + e]);
+      for (int32_t i = 0; i < 4; ++i) {
+        const int32_t e = i % 2;
+        float lower = fabsf(s->at[i / 2][0][e]);
+        float upper = fabsf(s->at[i / 2][0][2 + e]);
 #pragma unroll
         for (int32_t m = 1; m < 8; ++m) {
-          lower = lower + fabsf(s->at[m][e]);
-          upper = upper + fabsf(s->at[m][2 + e]);
+          lower = lower + fabsf(s->at[i / 2][m][e]);
+          upper = upper + fabsf(s->at[i / 2][m][2 + e]);
         }
         float sum = lower + upper;
         sum += __shfl_xor_sync(kAll, sum, 16);
@@ -94,67 +101,72 @@ struct Fold : FoldFit {
         sum += __shfl_xor_sync(kAll, sum, 4);
         // A sum past the largest number counts as that; a NaN stays one.
         const float whole = sum * unscale;
-        c[e] = __fsqrt_rn((whole > kLargestFloat ? kLargestFloat : whole) * 0.0078125f);
+        c[i] = __fsqrt_rn((whole > kLargestFloat ? kLargestFloat : whole) * 0.0078125f);
       }
       if (format.smoothing == LEAPQUANT_SMOOTHING_FP32) {
-        const float most = __uint_as_float(block_max(__float_as_uint(fmaxf(c[0], c[1])), 1));
+        const float mine = fmaxf(fmaxf(c[0], c[1]), fmaxf(c[2], c[3]));
+        const float most = __uint_as_float(block_max(__float_as_uint(mine), 2));
         const float least = fmaxf(1e-6f * most, 1e-12f);
-        c[0] = fmaxf(c[0], least);
-        c[1] = fmaxf(c[1], least);
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) c[i] = fmaxf(c[i], least);
         if (g() == 0) {
-          *reinterpret_cast<float2*>(boundary() + format.smoothing_at + 4 * first_key()) =
-              make_float2(c[0], c[1]);
+          *reinterpret_cast<float4*>(boundary() + format.smoothing_at + 4 * first_key()) =
+              make_float4(c[0], c[1], c[2], c[3]);
         }
       } else {
         uint32_t word = 0;
 #pragma unroll
-        for (int32_t e = 0; e < 2; ++e) {
-          const int32_t n = to_log8(c[e]);
-          if (n == 255 && c[e] > log8_value(255) * 1.05f) {
+        for (int32_t i = 0; i < 4; ++i) {
+          const int32_t n = to_log8(c[i]);
+          if (n == 255 && c[i] > log8_value(255) * 1.05f) {
             flags |= LEAPQUANT_HEALTH_SCALE_SATURATED;
           }
-          word |= static_cast<uint32_t>(n) << (8 * e);
-          c[e] = log8_value(static_cast<uint32_t>(n));
+          word |= static_cast<uint32_t>(n) << (8 * i);
+          c[i] = log8_value(static_cast<uint32_t>(n));
         }
         if (g() == 0) {
-          *reinterpret_cast<unsigned short*>(boundary() + format.smoothing_at + first_key()) =
-              static_cast<unsigned short>(word);
+          *reinterpret_cast<uint32_t*>(boundary() + format.smoothing_at + first_key()) = word;
         }
         __syncthreads();
       }
-      c[0] *= scale;
-      c[1] *= scale;
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) c[i] *= scale;
     } else {
       __syncthreads();
     }
-    {
-      const Reciprocal reciprocal[2] = {Reciprocal(c[0]), Reciprocal(c[1])};
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const Reciprocal reciprocal(c[i]);
 #pragma unroll
       for (int32_t m = 0; m < 8; ++m) {
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i) {
-          s->at[m][i] = reciprocal[i & 1].quotient_of(s->at[m][i]);
-        }
+        float& lower = s->at[i / 2][m][i % 2];
+        float& upper = s->at[i / 2][m][2 + i % 2];
+        lower = reciprocal.quotient_of(lower);
+        upper = reciprocal.quotient_of(upper);
       }
     }
     // Largest magnitude of every value column: over the four lanes of a value, then the block.
     float p[16];
 #pragma unroll
     for (int32_t i = 0; i < 16; ++i) {
-      p[i] = fmaxf(fabsf(s->at[i / 2][2 * (i % 2)]), fabsf(s->at[i / 2][2 * (i % 2) + 1]));
+      const float (&x)[4] = s->at[0][i / 2];
+      const float (&y)[4] = s->at[1][i / 2];
+      const int32_t h = 2 * (i % 2);
+      p[i] = fmaxf(fmaxf(fabsf(x[h]), fabsf(x[h + 1])), fmaxf(fabsf(y[h]), fabsf(y[h + 1])));
     }
     exchange_maxima<8, 1>(p);
     exchange_maxima<4, 2>(p);
+    float* maxima = at<float>(plan.halves);  // [warp][value], where the FP16 state was
     const int32_t first = (t() & 1) * 8 + (t() >> 1) * 4;
 #pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      atomicMax(&at<uint32_t>(kMaximaAt)[8 * (first + i) + g()], __float_as_uint(p[i]));
-    }
+    for (int32_t i = 0; i < 4; ++i) maxima[128 * warp() + 8 * (first + i) + g()] = p[i];
     __syncthreads();
     // Scales at which a code can pass the ends of its range: clamped.
     bool clamps = format.half_levels != 0 || format.scale_steps > format.q_max;
     if (thread() < 128) {
-      const float amax = __uint_as_float(at<uint32_t>(kMaximaAt)[thread()]);
+      float amax = maxima[thread()];
+#pragma unroll
+      for (int32_t w = 1; w < kWarps; ++w) amax = fmaxf(amax, maxima[128 * w + thread()]);
       float b = 0.0f;
       if (amax >= 1e-30f) {
         b = format.scale_steps == format.q_max ? amax
@@ -174,10 +186,12 @@ struct Fold : FoldFit {
         }
         reinterpret_cast<float*>(boundary() + format.value_scale)[thread()] = b;
       }
-      at<float2>(kInversesAt)[thread()] =
+      at<float2>(kInversesAt)[kInverseRow * (thread() & 7) + (thread() >> 3)] =
           make_float2(b == 0.0f ? 0.0f : __fdiv_rn(format.q_max, b), b * format.inverse_q);
     }
-    if (__syncthreads_or(clamps) != 0) {
+    const bool clamped = __syncthreads_or(clamps) != 0;
+    free();
+    if (clamped) {
       *error = store_quotients<false>(*s, c);
     } else {
       *error = store_quotients<true>(*s, c);

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "cuda/ptx.cuh"
+
 namespace leapquant::cuda::folding_128 {
 
 __device__ __forceinline__ float sum_of_warp(float x) {
@@ -15,15 +17,16 @@ __device__ __forceinline__ float sum_of_warp(float x) {
   return x;
 }
 
-// Sum of sixteen neighbouring floats, 16-byte aligned.
-__device__ __forceinline__ float sum_of_sixteen(const float* at) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int32_t i = 0; i < 4; ++i) {
-    const float4 x = reinterpret_cast<const float4*>(at)[i];
-    sum += (x.x + x.y) + (x.z + x.w);
-  }
-  return sum;
+// Sum of eight neighbouring floats, 16-byte aligned.
+__device__ __forceinline__ float sum_of_eight(const float* at) {
+  const float4 x = reinterpret_cast<const float4*>(at)[0];
+  const float4 y = reinterpret_cast<const float4*>(at)[1];
+  return ((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w));
+}
+
+// 2^exponent, -126 .. 127.
+__device__ __forceinline__ float power_of_two(int32_t exponent) {
+  return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
 }
 
 __device__ __forceinline__ float half_at(const char* at, int32_t index) {
@@ -40,17 +43,13 @@ __device__ __forceinline__ void split(float x, float y, uint32_t* high, uint32_t
 
 // Value of a log8 byte: 2^((n - 128) / 8), bitwise the table of core/numeric.
 __device__ __forceinline__ float log8_value(uint32_t n) {
-  float eighth = 1.0f;
-  constexpr float kEighth[8] = {1.0f,
-                                static_cast<float>(1.0905077326652577),
-                                static_cast<float>(1.1892071150027210),
-                                static_cast<float>(1.2968395546510096),
-                                static_cast<float>(1.4142135623730951),
-                                static_cast<float>(1.5422108254079408),
-                                static_cast<float>(1.6817928305074290),
-                                static_cast<float>(1.8340080864093424)};
-#pragma unroll
-  for (uint32_t i = 1; i < 8; ++i) eighth = (n & 7u) == i ? kEighth[i] : eighth;
+  const bool one = (n & 1u) != 0;
+  const bool two = (n & 2u) != 0;
+  const float low = select_float(two, select_float(one, 1.2968395546510096f, 1.1892071150027210f),
+                                 select_float(one, 1.0905077326652577f, 1.0f));
+  const float high = select_float(two, select_float(one, 1.8340080864093424f, 1.6817928305074290f),
+                                  select_float(one, 1.5422108254079408f, 1.4142135623730951f));
+  const float eighth = select_float((n & 4u) != 0, high, low);
   return eighth * __uint_as_float((n / 8 + 111u) << 23);
 }
 

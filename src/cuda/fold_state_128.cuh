@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A block's view of a head that is folded: the plan of shared memory, the state in registers, its
-// rebuild from codes, compensators and records, and rows added or taken off by the matrix units.
+// rebuild from codes, compensators and records by the matrix units, and its FP16 copy in shared
+// memory for the fit.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -16,53 +17,88 @@ namespace leapquant::cuda::folding_128 {
 using namespace device_128;
 
 constexpr uint32_t kAll = 0xffffffffu;
-constexpr int32_t kThreads = 512;
+constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / 32;
-// A row: 128 values in FP16, their low parts in FP16 (the fit's columns only), 128 floats. The
-// stride keeps the eight rows of a matrix in different banks.
-constexpr int32_t kRowBytes = 1072;
-constexpr int32_t kLowAt = 272;
-constexpr int32_t kFloatsAt = 544;
-constexpr int32_t kStride = kRowBytes / 4;
-constexpr int32_t kPartialBytes = 32768;  // one pass of S^T P: 512 sums of every warp
+// A row of the rebuild: the key side in FP16, high and low parts in operand order, and the value
+// side. Strides keep the eight rows of a matrix in different banks.
+constexpr int32_t kRowBytes = 784;
+constexpr int32_t kRowValuesAt = 512;
+// A column of the fit: the value side in FP16, its low parts, the key side in operand order, 128
+// floats, in whose place the key side's low parts come last.
+constexpr int32_t kColumnBytes = 1296;
+constexpr int32_t kLowAt = 256;
+constexpr int32_t kKeysAt = 512;
+constexpr int32_t kFloatsAt = 768;
+constexpr int32_t kStride = kColumnBytes / 4;
+// The state in FP16 [value][key in operand order].
+constexpr int32_t kMatrixRow = 272;
+constexpr int32_t kMatrixBytes = 128 * kMatrixRow;
+constexpr int32_t kStepRow = 20;     // floats: a step for each of the values 8 j + g, rows by g
+constexpr int32_t kInverseRow = 18;  // the same, pairs of floats
 
 // Shared memory of a block, in bytes from its start. First what has a fixed place.
-constexpr int32_t kFactorsAt = 0;                    // per key
-constexpr int32_t kStepsAt = 512;                    // per value
-constexpr int32_t kMaximaAt = 1024;                  // per value
-constexpr int32_t kInversesAt = 1536;                // per value: (factor of the codes, step)
-constexpr int32_t kReductionsAt = 2560;              // [4][16]
-constexpr int32_t kRecordFactorsAt = 2816;           // [33]
-constexpr int32_t kAliveAt = 2960;                   // [32]
-constexpr int32_t kMagnitudesAt = 3088;              // [3]
-constexpr int32_t kValueScalesAt = 3104;             // [32]
-constexpr int32_t kScalesAt = 3232;                  // scale, unscale, energy
-constexpr int32_t kGramAt = 3248;                    // [32][33]
-constexpr int32_t kSidesAt = kGramAt + 32 * 33 * 4;  // the fit's columns, as FP16 and as FP32
-static_assert(kSidesAt % 16 == 0);
-// Then, with places that a call's formats decide: the boundary state, the rows of the rebuild
-// (records, then compensators), vector decays. What only the rebuild needs is dead when the fit's
-// partial sums are written over it.
+constexpr int32_t kFactorsAt = 0;                       // per key
+constexpr int32_t kStepsAt = 512;                       // [8][kStepRow]
+constexpr int32_t kInversesAt = 1152;                   // [8][kInverseRow] (factor of codes, step)
+constexpr int32_t kReductionsAt = 2304;                 // [8][8]
+constexpr int32_t kMagnitudesAt = kReductionsAt + 256;  // [3][8]
+constexpr int32_t kRecordFactorsAt = 2656;              // [33]
+constexpr int32_t kAliveAt = 2800;                      // [32]
+constexpr int32_t kValueScalesAt = 2928;                // [32]
+constexpr int32_t kScalesAt = 3056;                     // scale, unscale, energy
+constexpr int32_t kColumnsAt = 3072;
+// Then, with places that a call's formats decide: the fit's columns and its Gram matrix [32][33];
+// what follows the codes in a boundary state; the codes, and the rows of the rebuild (records, then
+// compensators); vector decays. The FP16 copy of the state lies over codes and rows while neither
+// is there: after the rebuild, before the codec. With `turns` (few compensators) codes and rows
+// change places from fold to fold, so that the next fold's codes can arrive where the rows were.
 struct Plan {
-  int32_t boundary, rows, decays, list;
+  int32_t gram, tails, tail_bytes, halves, half_bytes, decays, list, turns;
 };
 
 __host__ __device__ constexpr int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-__host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t records, int32_t rank,
-                                           int32_t decay_row) {
+// payload, tail: the most bytes of codes of any format and of what follows them.
+__host__ __device__ constexpr Plan plan_of(int32_t payload, int32_t tail, int32_t records,
+                                           int32_t rank, bool turns, int32_t decay_row) {
   Plan p{};
-  p.boundary = kSidesAt + (rank + 7) / 8 * 8 * kRowBytes;
-  p.rows = p.boundary + boundary_bytes;
-  p.decays = p.rows + (records + rank + 7) / 8 * 8 * kRowBytes;
-  p.list = larger(p.decays + records * decay_row, p.boundary + kPartialBytes);
+  p.turns = turns ? 1 : 0;
+  p.gram = kColumnsAt + (rank + 7) / 8 * 8 * kColumnBytes;
+  p.tails = p.gram + (rank > 8 ? 32 : 8) * 33 * 4;
+  p.tail_bytes = (tail + 15) / 16 * 16;
+  p.halves = p.tails + (1 + p.turns) * p.tail_bytes;
+  int32_t rows = (records + rank + 7) / 8 * 8 * kRowBytes;
+  if (turns) {
+    rows = larger(larger(rows, payload), rank > 0 ? kMatrixBytes / 2 : 0);
+    p.half_bytes = rows;
+  } else {
+    p.half_bytes = payload;
+    rows = larger(rows, kMatrixBytes - payload);
+  }
+  p.decays = p.halves + p.half_bytes + rows;
+  p.list = p.decays + records * decay_row;
   return p;
 }
 
-// State entries of a lane: at[m][2 hh + e] is value 16 m + 8 hh + g of key 16 (warp / 2) + 4 t +
-// 2 (warp % 2) + e: two of the four neighbouring keys that share a word of the payload.
+// The places that serve all of a call's formats. turns: allowed, where compensators are few.
+inline Plan plan_for(const Call128& call, int32_t records, bool turns, int32_t decay_row) {
+  int32_t rank = 0;
+  int32_t payload = 0;
+  int32_t tail = 0;
+  for (int32_t c = 0; c < call.num_classes; ++c) {
+    const HeadFormat128& f = call.classes[c];
+    rank = larger(rank, f.num_fp16 + f.num_int8 + f.num_int4);
+    payload = larger(payload, 2048 * f.bits);
+    tail = larger(tail, f.bytes - 2048 * f.bits);
+    turns = turns && f.num_fp16 <= 4 && f.num_int8 + f.num_int4 == 0;
+  }
+  return plan_of(payload, tail, records, rank, turns, decay_row);
+}
+
+// State entries of a lane: at[n][m][2 hh + e] is value 16 m + 8 hh + g of key 16 warp + 4 t + 2 n +
+// e. A warp has 16 keys and all values; its four neighbouring keys share a word of the payload.
 struct State {
-  float at[8][4];
+  float at[2][8][4];
 };
 
 // A state being folded: where its parts lie, and its rebuild. Fit and codec are added by what
@@ -72,34 +108,54 @@ struct FoldState {
   const Plan& plan;
   const HeadFormat128& format;
   char* shared;
+  int32_t turn;   // 0 or 1: which half and tail are this fold's
+  int32_t index;  // of the thread
 
-  __device__ __forceinline__ static int32_t thread() { return static_cast<int32_t>(threadIdx.x); }
-  __device__ __forceinline__ static int32_t lane() { return thread() & 31; }
-  __device__ __forceinline__ static int32_t warp() { return thread() >> 5; }
-  __device__ __forceinline__ static int32_t g() { return lane() >> 2; }
-  __device__ __forceinline__ static int32_t t() { return thread() & 3; }
+  __device__ __forceinline__ int32_t thread() const { return index; }
+  __device__ __forceinline__ int32_t lane() const { return thread() & 31; }
+  __device__ __forceinline__ int32_t warp() const { return thread() >> 5; }
+  __device__ __forceinline__ int32_t g() const { return lane() >> 2; }
+  __device__ __forceinline__ int32_t t() const { return thread() & 3; }
   __device__ __forceinline__ int32_t rank() const {
     return format.num_fp16 + format.num_int8 + format.num_int4;
   }
   __device__ __forceinline__ int32_t side_count() const { return (rank() + 7) & ~7; }
+  // Few FP16 compensators: the fit's columns stay in one warp.
+  __device__ __forceinline__ bool few() const {
+    return format.num_fp16 <= 4 && format.num_int8 + format.num_int4 == 0;
+  }
 
   template <typename T>
   __device__ __forceinline__ T* at(int32_t bytes) const {
     return reinterpret_cast<T*>(shared + bytes);
   }
-  __device__ __forceinline__ char* boundary() const { return shared + plan.boundary; }
-  __device__ __forceinline__ float* sides() const { return at<float>(kSidesAt + kFloatsAt); }
-  __device__ __forceinline__ float* weights() const { return at<float>(plan.rows + kFloatsAt); }
-  __device__ __forceinline__ __half* half_row(int32_t rows, int32_t r) const {
-    return at<__half>(rows + r * kRowBytes);
+  // The codes; and where the boundary state would start whose other parts lie in the tail.
+  __device__ __forceinline__ static int32_t payload_of(const HeadFormat128& f) {
+    return 2048 * f.bits;
+  }
+  __device__ __forceinline__ char* codes() const {
+    return shared + plan.halves + turn * plan.half_bytes;
+  }
+  __device__ __forceinline__ char* boundary() const {
+    return shared + plan.tails + turn * plan.tail_bytes - payload_of(format);
+  }
+  __device__ __forceinline__ int32_t rows_at() const {
+    return plan.halves + (1 - turn) * plan.half_bytes;
+  }
+  __device__ __forceinline__ float* sides() const { return at<float>(kColumnsAt + kFloatsAt); }
+  __device__ __forceinline__ __half* column(int32_t c, int32_t part) const {
+    return at<__half>(kColumnsAt + c * kColumnBytes + part);
   }
 
-  __device__ __forceinline__ static int32_t first_key() {  // the lane's keys: this and the next
-    return 16 * (warp() >> 1) + 4 * t() + 2 * (warp() & 1);
+  __device__ __forceinline__ int32_t first_key() const {  // the lane's keys: this and three more
+    return 16 * warp() + 4 * t();
   }
-  __device__ __forceinline__ static int32_t operand_key() {  // key of column g of an operand
-    return 16 * (warp() >> 1) + 4 * (g() >> 1) + 2 * (warp() & 1) + (g() & 1);
+  // Key of column g of an operand's tile n: operand order is [tile][t][e] within 16 keys.
+  __device__ __forceinline__ int32_t operand_key(int32_t n) const {
+    return 16 * warp() + 4 * (g() >> 1) + 2 * n + (g() & 1);
   }
+  // Where keys 4 lane and 4 lane + 1 lie in operand order, in words; the next two 4 further.
+  __device__ __forceinline__ int32_t operand_word() const { return 8 * (lane() >> 2) + t(); }
 
   // Entries 4 lane .. 4 lane + 3 of a compensator without its scale.
   __device__ __forceinline__ float4 raw_entries(bool key, int32_t c) const {
@@ -126,17 +182,18 @@ struct FoldState {
                    c - format.num_fp16);
   }
 
-  __device__ __forceinline__ void note_magnitude(int32_t slot, float4 x) const {
-    const float most = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-    const uint32_t bits = __reduce_max_sync(kAll, __float_as_uint(most));
-    if (lane() == 0) atomicMax(at<uint32_t>(kMagnitudesAt) + slot, bits);
+  // Four of a row's values that belong to the lane.
+  __device__ __forceinline__ uint2& row_values(int32_t r) const {
+    return at<uint2>(rows_at() + r * kRowBytes + kRowValuesAt)[lane()];
   }
-  // Four of a row's floats, or of its FP16 values, that belong to the lane.
-  __device__ __forceinline__ float4& row_floats(int32_t rows, int32_t r) const {
-    return at<float4>(rows + r * kRowBytes + kFloatsAt)[lane()];
-  }
-  __device__ __forceinline__ uint2& row_halves(int32_t rows, int32_t r) const {
-    return at<uint2>(rows + r * kRowBytes)[lane()];
+  // Four entries of a key side, as high and low parts in operand order.
+  __device__ __forceinline__ void put_keys(char* to, float4 x) const {
+    uint32_t high[2], low[2];
+    split(x.x, x.y, &high[0], &low[0]);
+    split(x.z, x.w, &high[1], &low[1]);
+    uint32_t* words = reinterpret_cast<uint32_t*>(to) + operand_word();
+    words[0] = high[0], words[4] = high[1];
+    words[64] = low[0], words[68] = low[1];
   }
   // Factors of the lane's four keys from the decays of records first .. records - 1.
   template <bool kVector>
@@ -155,231 +212,336 @@ struct FoldState {
     }
   }
 
-  // Weights of the rebuild [row][key] with their decays, the keys' factors on the residual, FP16
-  // rows of the compensators' value sides. The records' bare keys lie in the weights already. A
-  // warp takes a row. Returns the number of rows. Ends with a barrier.
-  template <bool kVector>
-  __device__ __forceinline__ int32_t prepare(int32_t records) const {
-    const int32_t count = rank();
-    const int32_t used = records + count;
-    const int32_t rows = (used + 7) & ~7;
-#pragma unroll 1
-    for (int32_t r = warp(); r < rows; r += kWarps) {
-      if (r < used) {
-        float4 w = row_floats(plan.rows, r);
-        float4 decay = decays_from<kVector>(r < records ? r + 1 : 0, records);
-        const int32_t c = r - records;
-        if (c >= 0) {
-          w = raw_entries(true, c);
-          const float scale = scale_of(false, c);
-          const float both = scale_of(true, c) * scale;
-          decay.x *= both, decay.y *= both, decay.z *= both, decay.w *= both;
-          float4 x = raw_entries(false, c);
-          if (scale == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          const __half2 low = __floats2half2_rn(x.x, x.y);
-          const __half2 high = __floats2half2_rn(x.z, x.w);
-          const uint2 halves = make_uint2(*reinterpret_cast<const uint32_t*>(&low),
-                                          *reinterpret_cast<const uint32_t*>(&high));
-          row_halves(plan.rows, r) = halves;
-          row_halves(kSidesAt, c) = halves;
-          row_halves(kSidesAt + kLowAt, c) = make_uint2(0, 0);
-          if (x.x != 0.0f || x.y != 0.0f || x.z != 0.0f || x.w != 0.0f) {
-            at<uint32_t>(kAliveAt)[c] = 1;
-          }
-        }
-        w = make_float4(w.x * decay.x, w.y * decay.y, w.z * decay.z, w.w * decay.w);
-        row_floats(plan.rows, r) = w;
-        note_magnitude(0, w);
-      } else {
-        row_floats(plan.rows, r) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        row_halves(plan.rows, r) = make_uint2(0, 0);
-      }
-    }
-    if (warp() == kWarps - 1) {
-      float4 c = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-      const char* from = boundary() + format.smoothing_at;
-      if (format.smoothing == LEAPQUANT_SMOOTHING_FP32) {
-        c = reinterpret_cast<const float4*>(from)[lane()];
-      } else if (format.smoothing == LEAPQUANT_SMOOTHING_LOG8) {
-        const uchar4 x = reinterpret_cast<const uchar4*>(from)[lane()];
-        c = make_float4(log8_value(x.x), log8_value(x.y), log8_value(x.z), log8_value(x.w));
-      }
-      const float4 decay = decays_from<kVector>(0, records);
-      c = make_float4(c.x * decay.x, c.y * decay.y, c.z * decay.z, c.w * decay.w);
-      at<float4>(kFactorsAt)[lane()] = c;
-      note_magnitude(1, c);
-    } else if (warp() == kWarps - 2) {
-      const char* from = boundary() + format.value_scale;
-      const float4 x = format.fp16_scale
-                           ? widen(reinterpret_cast<const uint2*>(from)[lane()], LEAPQUANT_FP16)
-                           : reinterpret_cast<const float4*>(from)[lane()];
-      at<float4>(kStepsAt)[lane()] = make_float4(x.x * format.inverse_q, x.y * format.inverse_q,
-                                                 x.z * format.inverse_q, x.w * format.inverse_q);
-      note_magnitude(2, x);
-    } else if (warp() == kWarps - 3) {
-      for (int32_t r = count; r < side_count(); ++r) row_halves(kSidesAt, r) = make_uint2(0, 0);
-    }
-    __syncthreads();
-    return rows;
+  __device__ __forceinline__ static float4 product(const float4& a, const float4& b) {
+    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+  }
+  __device__ __forceinline__ static float magnitude(float4 x) {
+    return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+  }
+  __device__ __forceinline__ void note_magnitude(int32_t slot, float most) const {
+    const uint32_t bits = __reduce_max_sync(kAll, __float_as_uint(most));
+    if (lane() == 0) at<uint32_t>(kMagnitudesAt)[8 * slot + warp()] = bits;
   }
 
-  // S += scale * sum over rows of (FP32 part at key) * (FP16 part at value); the first as FP16 high
-  // and low parts, so `scale` should bring the largest well into the range of FP16.
-  __device__ __forceinline__ void add_rows(State* s, int32_t rows, int32_t count,
-                                           float scale) const {
-    const float* mine = at<float>(rows + kFloatsAt) + 2 * t() * kStride + operand_key();
-    // Matrices: rows 0-7 and 8-15 of the step, values 0-7 and 8-15 of the tile.
-    const uint32_t row = shared_address(shared + rows) +
-                         ((lane() & 7) + 8 * (lane() >> 4)) * kRowBytes + 16 * ((lane() >> 3) & 1);
-#pragma unroll 1
-    for (int32_t k = 0; k < count; k += 16) {
-      const bool whole = count - k > 8;  // else half a step: rows 8-15 count as zero
-      uint32_t high[2], low[2];
-      split(mine[k * kStride] * scale, mine[(k + 1) * kStride] * scale, &high[0], &low[0]);
-      high[1] = low[1] = 0;
-      if (whole) {
-        split(mine[(k + 8) * kStride] * scale, mine[(k + 9) * kStride] * scale, &high[1], &low[1]);
+  // A lane's part of the records that its warp takes (every eighth), as they lie in the window.
+  struct Records {
+    uint2 key[4], u[4];
+  };
+
+  // Rows of the rebuild with their decays as operands, scaled to FP16's good range; the keys'
+  // factors on the residual and the values' steps; the fit's first columns. A warp takes a row.
+  // Returns the state's scale, a power of two. Ends with a barrier.
+  template <bool kVector>
+  __device__ __forceinline__ float prepare(const Records& raw, int32_t records) const {
+    const int32_t count = rank();
+    float4 weights[8];  // of the warp's records, of its compensators
+    float most = 0.0f;
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const int32_t r = warp() + kWarps * i;
+      weights[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (r >= records) continue;
+      const float4 decay = decays_from<kVector>(r + 1, records);
+      weights[i] = product(widen(raw.key[i], LEAPQUANT_FP16), decay);
+      row_values(r) = raw.u[i];
+      most = fmaxf(most, magnitude(weights[i]));
+    }
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const int32_t c = warp() + kWarps * i;
+      weights[4 + i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (c >= count) continue;
+      const float scale = scale_of(false, c);
+      const float both = scale_of(true, c) * scale;
+      const float4 decay = decays_from<kVector>(0, records);
+      weights[4 + i] = product(raw_entries(true, c), make_float4(decay.x * both, decay.y * both,
+                                                                 decay.z * both, decay.w * both));
+      most = fmaxf(most, magnitude(weights[4 + i]));
+      float4 x = raw_entries(false, c);
+      if (scale == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      const uint2 halves = make_uint2(pack_fp16(x.x, x.y), pack_fp16(x.z, x.w));
+      row_values(records + c) = halves;
+      reinterpret_cast<uint2*>(column(c, 0))[lane()] = halves;
+      reinterpret_cast<uint2*>(column(c, kLowAt))[lane()] = make_uint2(0, 0);
+      const bool alive = __any_sync(kAll, magnitude(x) > 0.0f);
+      if (lane() == 0) at<uint32_t>(kAliveAt)[c] = alive ? 1u : 0u;
+    }
+    note_magnitude(0, most);
+    float4 mine = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // factors or scales
+    if (warp() == kWarps - 1) {
+      mine = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+      const char* from = boundary() + format.smoothing_at;
+      if (format.smoothing == LEAPQUANT_SMOOTHING_FP32) {
+        mine = reinterpret_cast<const float4*>(from)[lane()];
+      } else if (format.smoothing == LEAPQUANT_SMOOTHING_LOG8) {
+        const uchar4 x = reinterpret_cast<const uchar4*>(from)[lane()];
+        mine = make_float4(log8_value(x.x), log8_value(x.y), log8_value(x.z), log8_value(x.w));
       }
-      const uint32_t from = row + (whole || lane() < 16 ? k : k - 8) * kRowBytes;
+      mine = product(mine, decays_from<kVector>(0, records));
+      note_magnitude(1, magnitude(mine));
+    } else if (warp() == kWarps - 2) {
+      const char* from = boundary() + format.value_scale;
+      mine = format.fp16_scale ? widen(reinterpret_cast<const uint2*>(from)[lane()], LEAPQUANT_FP16)
+                               : reinterpret_cast<const float4*>(from)[lane()];
+      note_magnitude(2, magnitude(mine));
+    } else if (warp() == kWarps - 3) {  // rows and columns past the last, for the products
+      const int32_t used = records + count;
+#pragma unroll 1
+      for (int32_t r = used; (r & 7) != 0; ++r) {
+#pragma unroll
+        for (int32_t part = 0; part < 3; ++part) {
+          at<uint2>(rows_at() + r * kRowBytes + 256 * part)[lane()] = make_uint2(0, 0);
+        }
+      }
+#pragma unroll 1
+      for (int32_t r = count; (r & 7) != 0; ++r) {
+#pragma unroll
+        for (int32_t part = 0; part < 4; ++part) {
+          reinterpret_cast<uint2*>(column(r, 256 * part))[lane()] = make_uint2(0, 0);
+        }
+      }
+    }
+    __syncthreads();
+    // Magnitudes of rows (of all warps), factors and scales: exponents, then powers of two.
+    const float* magnitudes = at<float>(kMagnitudesAt);
+    float largest =
+        __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(magnitudes[lane() & 7])));
+    const float factors = magnitudes[8 + kWarps - 1];
+    largest = fmaxf(largest, factors * magnitudes[16 + kWarps - 2]);
+    const int32_t all = min(max(static_cast<int32_t>(__float_as_uint(largest) >> 23), 20), 240);
+    const int32_t keys = min(max(static_cast<int32_t>(__float_as_uint(factors) >> 23), 20), 240);
+    const float scale = power_of_two(131 - all);  // the largest to 2^4 .. 2^5
+#pragma unroll
+    for (int32_t i = 0; i < 8; ++i) {
+      const int32_t r = warp() + kWarps * (i % 4);
+      if (r >= (i < 4 ? records : count)) continue;
+      put_keys(shared + rows_at() + (i < 4 ? r : records + r) * kRowBytes,
+               product(weights[i], make_float4(scale, scale, scale, scale)));
+    }
+    if (warp() == kWarps - 1) {
+      const float by = power_of_two(131 - keys);
+      at<float4>(kFactorsAt)[lane()] = product(mine, make_float4(by, by, by, by));
+    } else if (warp() == kWarps - 2) {
+      const float by = power_of_two(min(max(keys - all, -126), 127)) * format.inverse_q;
+      float* to = at<float>(kStepsAt) + 4 * (lane() & 1) * kStepRow + (lane() >> 1);
+      to[0] = mine.x * by, to[kStepRow] = mine.y * by;
+      to[2 * kStepRow] = mine.z * by, to[3 * kStepRow] = mine.w * by;
+    }
+    __syncthreads();
+    return scale;
+  }
+
+  // S += sum over rows of (key side) * (value side), both FP16, key sides in two parts. `count`: a
+  // multiple of 8.
+  template <int kBytes, int kKeys, int kValues>
+  __device__ __forceinline__ void add_rows(State* s, int32_t rows, int32_t count) const {
+    const uint32_t start = shared_address(shared + rows);
+    // Operands of 16 rows: values in tiles of 16, the warp's keys in two tiles of 8.
+    const uint32_t values =
+        start + kValues + ((lane() & 7) + 8 * (lane() >> 4)) * kBytes + 16 * ((lane() >> 3) & 1);
+    const uint32_t keys = start + kKeys + (lane() & 15) * kBytes + 32 * warp() + 16 * (lane() >> 4);
+    int32_t k = 0;
+#pragma unroll 1
+    for (; k + 16 <= count; k += 16) {
+      uint32_t high[4], low[4];
+      load_matrices_transposed(high, keys + k * kBytes);
+      load_matrices_transposed(low, keys + k * kBytes + 256);
 #pragma unroll
       for (int32_t m = 0; m < 8; ++m) {
         uint32_t a[4];
-        load_matrices_transposed(a, from + 32 * m);
-        mma_fp16(s->at[m], a[0], a[1], a[2], a[3], high[0], high[1]);
-        mma_fp16(s->at[m], a[0], a[1], a[2], a[3], low[0], low[1]);
+        load_matrices_transposed(a, values + k * kBytes + 32 * m);
+        mma_fp16(s->at[0][m], a[0], a[1], a[2], a[3], high[0], high[1]);
+        mma_fp16(s->at[1][m], a[0], a[1], a[2], a[3], high[2], high[3]);
+        mma_fp16(s->at[0][m], a[0], a[1], a[2], a[3], low[0], low[1]);
+        mma_fp16(s->at[1][m], a[0], a[1], a[2], a[3], low[2], low[3]);
+      }
+    }
+    if (k < count) {  // 8 rows more: two tiles of values a load
+      const uint32_t row = start + (k + (lane() & 7)) * kBytes;
+      uint32_t b[4];  // high parts of both tiles, low parts
+      load_matrices_transposed(
+          b, row + kKeys + 32 * warp() + 16 * ((lane() >> 3) & 1) + 256 * (lane() >> 4));
+#pragma unroll
+      for (int32_t m = 0; m < 8; m += 2) {
+        uint32_t a[4];
+        load_matrices_transposed(a, row + kValues + 32 * m + 16 * (lane() >> 3));
+#pragma unroll
+        for (int32_t i = 0; i < 2; ++i) {
+          mma_fp16_short(s->at[0][m + i], a[2 * i], a[2 * i + 1], b[0]);
+          mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], b[1]);
+          mma_fp16_short(s->at[0][m + i], a[2 * i], a[2 * i + 1], b[2]);
+          mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], b[3]);
+        }
       }
     }
   }
 
-  // S of the lane times a power of two, which it returns: residual codes, then compensators and
-  // records.
-  __device__ __forceinline__ float rebuild(State* s, int32_t rows) const {
-    const float largest = fmaxf(at<float>(kMagnitudesAt)[0],
-                                at<float>(kMagnitudesAt)[1] * at<float>(kMagnitudesAt)[2]);
-    const uint32_t exponent = min(max(__float_as_uint(largest) >> 23, 20u), 240u);
-    const float scale = __uint_as_float((268u - exponent) << 23);  // to 2^14 .. 2^15
-    const float2 keys = *reinterpret_cast<const float2*>(at<float>(kFactorsAt) + first_key());
-    const float factor[2] = {keys.x * scale, keys.y * scale};
-    const uint32_t offset = format.bits == 8 ? 128u : format.bits == 6 ? 32u : 8u;
-    const float bias = 32768.0f + static_cast<float>(offset) - (format.half_levels ? 0.5f : 0.0f);
+  // S of the lane in the scale that `prepare` chose. Codes are FP16 operands, exactly; the other
+  // operand is the diagonal of the keys' factors in two parts.
+  __device__ __forceinline__ void rebuild(State* s, int32_t rows) const {
+    const float4 keys = *reinterpret_cast<const float4*>(at<float>(kFactorsAt) + first_key());
+    const float half = format.half_levels ? 0.5f : 0.0f;  // of half-integers: added, not in codes
+    const float start[2][4] = {{keys.x * half, keys.y * half, keys.x * half, keys.y * half},
+                               {keys.z * half, keys.w * half, keys.z * half, keys.w * half}};
+    uint32_t high[2], low[2];
+#pragma unroll
+    for (int32_t n = 0; n < 2; ++n) {
+      const float f = t() == g() >> 1 ? at<float>(kFactorsAt)[operand_key(n)] : 0.0f;
+      split((g() & 1) == 0 ? f : 0.0f, (g() & 1) == 0 ? 0.0f : f, &high[n], &low[n]);
+    }
+    const uint32_t offset = format.bits == 8   ? 0x64806480u
+                            : format.bits == 6 ? 0x64206420u
+                                               : 0x64086408u;  // 1024 + what makes codes unsigned
+    const float* steps = at<float>(kStepsAt) + kStepRow * g();
 #pragma unroll
     for (int32_t vb = 0; vb < 4; ++vb) {
       uint32_t word[4];
       load_codes(vb, word);
+      const float4 step = *reinterpret_cast<const float4*>(steps + 4 * vb);
 #pragma unroll
-      for (int32_t p = 0; p < 4; ++p) {
-        const float step = at<float>(kStepsAt)[32 * vb + 8 * p + g()];
+      for (int32_t j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int32_t e = 0; e < 2; ++e) {
-          // 32768 + byte, exact, with a fraction of eight bits.
-          const float code = __uint_as_float(__byte_perm(word[p], 0x47000000u, 0x7604 + 16 * e));
-          s->at[2 * vb + p / 2][2 * (p % 2) + e] = (code - bias) * step * factor[e];
+        for (int32_t n = 0; n < 2; ++n) {
+          float (&d)[4] = s->at[n][2 * vb + j];
+          const uint32_t places = n == 0 ? 0x4140u : 0x4342u;
+          const uint32_t a0 =
+              subtract_halves(__byte_perm(word[2 * j], 0x64646464u, places), offset);
+          const uint32_t a1 =
+              subtract_halves(__byte_perm(word[2 * j + 1], 0x64646464u, places), offset);
+          mma_fp16_of(d, a0, a1, high[n], start[n]);
+          mma_fp16_short(d, a0, a1, low[n]);
+          const float lower = j == 0 ? step.x : step.z;
+          const float upper = j == 0 ? step.y : step.w;
+          d[0] *= lower, d[1] *= lower, d[2] *= upper, d[3] *= upper;
         }
       }
     }
-    add_rows(s, plan.rows, rows, scale);
-    return scale;
+    add_rows<kRowBytes, 0, kRowValuesAt>(s, rows_at(), rows);
   }
 
-  // word[p], bytes 0 and 1: the codes of the lane's keys, value 32 vb + 8 p + g, plus the offset
+  // word[p], bytes 0 .. 3: the codes of the lane's keys, value 32 vb + 8 p + g, plus the offset
   // that makes them unsigned.
   __device__ __forceinline__ void load_codes(int32_t vb, uint32_t (&word)[4]) const {
-    const int32_t kb = warp() >> 1;
-    const uint32_t shift = 16u * (warp() & 1);
+    const int32_t kb = warp();
     if (format.bits == 8) {
-      const uint4 w = reinterpret_cast<const uint4*>(boundary())[(vb * 8 + kb) * 32 + lane()];
-      word[0] = (w.x ^ 0x80808080u) >> shift, word[1] = (w.y ^ 0x80808080u) >> shift;
-      word[2] = (w.z ^ 0x80808080u) >> shift, word[3] = (w.w ^ 0x80808080u) >> shift;
+      const uint4 w = reinterpret_cast<const uint4*>(codes())[(vb * 8 + kb) * 32 + lane()];
+      word[0] = w.x ^ 0x80808080u, word[1] = w.y ^ 0x80808080u;
+      word[2] = w.z ^ 0x80808080u, word[3] = w.w ^ 0x80808080u;
       return;
     }
     const uint2 w = reinterpret_cast<const uint2*>(
-        boundary())[((vb * 4 + (kb >> 1)) * 32 + lane()) * 2 + (kb & 1)];
-    const uint32_t x = w.x >> shift;
-    const uint32_t y = w.y >> shift;
-    word[0] = x & 0x0f0fu, word[1] = (x >> 4) & 0x0f0fu;
-    word[2] = y & 0x0f0fu, word[3] = (y >> 4) & 0x0f0fu;
+        codes())[((vb * 4 + (kb >> 1)) * 32 + lane()) * 2 + (kb & 1)];
+    word[0] = w.x & 0x0f0f0f0fu, word[1] = (w.x >> 4) & 0x0f0f0f0fu;
+    word[2] = w.y & 0x0f0f0f0fu, word[3] = (w.y >> 4) & 0x0f0f0f0fu;
     if (format.bits == 6) {
-      const uint32_t h =
-          reinterpret_cast<const uint32_t*>(
-              boundary() + 8192)[((vb * 2 + (kb >> 2)) * 32 + lane()) * 4 + (kb & 3)] >>
-          shift;
-      word[0] |= (h << 4) & 0x3030u, word[1] |= (h << 2) & 0x3030u;
-      word[2] |= h & 0x3030u, word[3] |= (h >> 2) & 0x3030u;
+      const uint32_t h = reinterpret_cast<const uint32_t*>(
+          codes() + 8192)[((vb * 2 + (kb >> 2)) * 32 + lane()) * 4 + (kb & 3)];
+      word[0] |= (h << 4) & 0x30303030u, word[1] |= (h << 2) & 0x30303030u;
+      word[2] |= h & 0x30303030u, word[3] |= (h >> 2) & 0x30303030u;
     }
   }
 
-  // half[p], bytes 0 and 1: the two's complement codes of the lane's keys, value 32 vb + 8 p + g.
-  __device__ __forceinline__ void store_codes(int32_t vb, const uint32_t (&half)[4]) const {
-    const int32_t kb = warp() >> 1;
-    const int32_t n = warp() & 1;
+  // word[p], bytes 0 .. 3: the two's complement codes of the lane's keys, value 32 vb + 8 p + g.
+  __device__ __forceinline__ void store_codes(int32_t vb, const uint32_t (&word)[4]) const {
+    const int32_t kb = warp();
     if (format.bits == 8) {
-      unsigned short* to =
-          reinterpret_cast<unsigned short*>(boundary()) + ((vb * 8 + kb) * 32 + lane()) * 8 + n;
-#pragma unroll
-      for (int32_t p = 0; p < 4; ++p) to[2 * p] = static_cast<unsigned short>(half[p]);
+      reinterpret_cast<uint4*>(codes())[(vb * 8 + kb) * 32 + lane()] =
+          make_uint4(word[0], word[1], word[2], word[3]);
       return;
     }
-    const uint32_t flip = format.bits == 6 ? 0u : 0x0808u;  // code + 32 or code + 8: low four bits
-    unsigned short* to = reinterpret_cast<unsigned short*>(boundary()) +
-                         (((vb * 4 + (kb >> 1)) * 32 + lane()) * 2 + (kb & 1)) * 4 + n;
-#pragma unroll
-    for (int32_t p = 0; p < 4; p += 2) {
-      to[p] = static_cast<unsigned short>(((half[p] ^ flip) & 0x0f0fu) |
-                                          ((half[p + 1] ^ flip) & 0x0f0fu) << 4);
-    }
+    // code + 32 or code + 8: low four bits
+    const uint32_t flip = format.bits == 6 ? 0u : 0x08080808u;
+    reinterpret_cast<uint2*>(codes())[((vb * 4 + (kb >> 1)) * 32 + lane()) * 2 + (kb & 1)] =
+        make_uint2(((word[0] ^ flip) & 0x0f0f0f0fu) | ((word[1] ^ flip) & 0x0f0f0f0fu) << 4,
+                   ((word[2] ^ flip) & 0x0f0f0f0fu) | ((word[3] ^ flip) & 0x0f0f0f0fu) << 4);
     if (format.bits == 6) {
       uint32_t high = 0;
 #pragma unroll
-      for (int32_t p = 0; p < 4; ++p) high |= (((half[p] >> 4) & 0x0303u) ^ 0x0202u) << (2 * p);
-      reinterpret_cast<unsigned short*>(
-          boundary() + 8192)[(((vb * 2 + (kb >> 2)) * 32 + lane()) * 4 + (kb & 3)) * 2 + n] =
-          static_cast<unsigned short>(high);
+      for (int32_t p = 0; p < 4; ++p) {
+        high |= (((word[p] >> 4) & 0x03030303u) ^ 0x02020202u) << (2 * p);
+      }
+      reinterpret_cast<uint32_t*>(codes() +
+                                  8192)[((vb * 2 + (kb >> 2)) * 32 + lane()) * 4 + (kb & 3)] = high;
     }
   }
 
-  // Sum over the block in a fixed order; all threads get it. `slot` 0 .. 3: what follows one
+  // The FP16 copy of the state; others may read it after a barrier.
+  __device__ __forceinline__ void store_matrix(const State& s) const {
+    const uint32_t row = shared_address(shared + plan.halves) +
+                         ((lane() & 7) + 8 * ((lane() >> 3) & 1)) * kMatrixRow + 32 * warp() +
+                         16 * (lane() >> 4);
+#pragma unroll
+    for (int32_t m = 0; m < 8; ++m) {
+      const float (&x)[4] = s.at[0][m];
+      const float (&y)[4] = s.at[1][m];
+      store_matrices(row + 16 * kMatrixRow * m, pack_fp16(x[0], x[1]), pack_fp16(x[2], x[3]),
+                     pack_fp16(y[0], y[1]), pack_fp16(y[2], y[3]));
+    }
+  }
+
+  // What the FP16 copy lacks, in its place. Only the warp's own keys may still be read then.
+  __device__ __forceinline__ void store_matrix_lows(const State& s) const {
+    const uint32_t row = shared_address(shared + plan.halves) +
+                         ((lane() & 7) + 8 * ((lane() >> 3) & 1)) * kMatrixRow + 32 * warp() +
+                         16 * (lane() >> 4);
+#pragma unroll
+    for (int32_t m = 0; m < 8; ++m) {
+      uint32_t high, low[4];
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) {
+        const float (&x)[4] = s.at[i / 2][m];
+        split(x[2 * (i % 2)], x[2 * (i % 2) + 1], &high, &low[i]);
+      }
+      store_matrices(row + 16 * kMatrixRow * m, low[0], low[1], low[2], low[3]);
+    }
+  }
+
+  // Sum over the block in a fixed order; all threads get it. `slot` 0 .. 7: what follows one
   // another without a barrier between needs different ones.
   __device__ __forceinline__ float block_sum(float x, int32_t slot) const {
     x = sum_of_warp(x);
-    float* to = at<float>(kReductionsAt) + 16 * slot;
+    float* to = at<float>(kReductionsAt) + 8 * slot;
     if (lane() == 0) to[warp()] = x;
     __syncthreads();
-    return sum_of_sixteen(to);
+    return sum_of_eight(to);
   }
   __device__ __forceinline__ uint32_t block_max(uint32_t bits, int32_t slot) const {
     bits = __reduce_max_sync(kAll, bits);
-    uint32_t* to = at<uint32_t>(kReductionsAt) + 16 * slot;
+    uint32_t* to = at<uint32_t>(kReductionsAt) + 8 * slot;
     if (lane() == 0) to[warp()] = bits;
     __syncthreads();
-    return __reduce_max_sync(kAll, to[lane() & 15]);
+    return __reduce_max_sync(kAll, to[lane() & 7]);
   }
 };
 
 __device__ __forceinline__ float squares(const State& s) {
-  float sum[2] = {0.0f, 0.0f};
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-  for (int32_t m = 0; m < 8; ++m) {
+  for (int32_t m = 0; m < 16; ++m) {
 #pragma unroll
-    for (int32_t i = 0; i < 4; ++i) sum[i & 1] = fmaf(s.at[m][i], s.at[m][i], sum[i & 1]);
+    for (int32_t i = 0; i < 4; ++i) {
+      const float x = s.at[m / 8][m % 8][i];
+      sum[i] = fmaf(x, x, sum[i]);
+    }
   }
-  return sum[0] + sum[1];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 __device__ __forceinline__ float largest_of(const State& s) {
-  float most = 0.0f;
+  float most[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int32_t m = 0; m < 8; ++m) {
+  for (int32_t m = 0; m < 16; ++m) {
 #pragma unroll
-    for (int32_t i = 0; i < 4; ++i) most = fmaxf(most, fabsf(s.at[m][i]));
+    for (int32_t i = 0; i < 4; ++i) most[i & 1] = fmaxf(most[i & 1], fabsf(s.at[m / 8][m % 8][i]));
   }
-  return most;
+  return fmaxf(most[0], most[1]);
 }
 
 __device__ __forceinline__ void multiply(State* s, float factor) {
 #pragma unroll
-  for (int32_t m = 0; m < 8; ++m) {
+  for (int32_t m = 0; m < 16; ++m) {
 #pragma unroll
-    for (int32_t i = 0; i < 4; ++i) s->at[m][i] *= factor;
+    for (int32_t i = 0; i < 4; ++i) s->at[m / 8][m % 8][i] *= factor;
   }
 }
 

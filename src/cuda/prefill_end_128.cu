@@ -20,17 +20,17 @@ __device__ __forceinline__ uint32_t load_state(const Fold& fold, const float* ke
                                                bool* zero) {
   uint32_t flags = 0;
   uint32_t largest = 0;
-  const float* from = kept + Fold::first_key() * 128 + Fold::g();
+  const float* from = kept + fold.first_key() * 128 + fold.g();
 #pragma unroll
-  for (int32_t m = 0; m < 8; ++m) {
+  for (int32_t m = 0; m < 16; ++m) {  // tile of keys m / 8, of values m % 8
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
-      float entry = from[(i & 1) * 128 + 16 * m + 8 * (i >> 1)];
+      float entry = from[(2 * (m / 8) + (i & 1)) * 128 + 16 * (m % 8) + 8 * (i >> 1)];
       if (!(fabsf(entry) <= 3.402823466e38f)) {
         flags = LEAPQUANT_HEALTH_NON_FINITE;
         entry = 0.0f;
       }
-      x->at[m][i] = entry;
+      x->at[m / 8][m % 8][i] = entry;
       largest = max(largest, __float_as_uint(fabsf(entry)));
     }
   }
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint32_t load_state(const Fold& fold, const float* ke
   const float more = __uint_as_float(static_cast<uint32_t>(all - before + 127) << 23);
   multiply(x, more);
   *zero = energy == 0.0f;
-  if (Fold::thread() == 0) {  // read after the next barrier
+  if (fold.thread() == 0) {  // read after the next barrier
     fold.at<float>(kScalesAt)[0] = __uint_as_float(static_cast<uint32_t>(127 + all) << 23);
     fold.at<float>(kScalesAt)[1] = __uint_as_float(static_cast<uint32_t>(127 - all) << 23);
     fold.at<float>(kScalesAt)[2] = energy * more * more;
@@ -56,54 +56,52 @@ __device__ __forceinline__ uint32_t load_state(const Fold& fold, const float* ke
 __device__ __forceinline__ void encode_head(const Call128& call, const Plan& plan, char* shared,
                                             const float* kept, int32_t slot, int32_t v_head,
                                             bool fresh) {
-  const int32_t thread = Fold::thread();
+  const auto thread = static_cast<int32_t>(threadIdx.x);
   const HeadFormat128& format = format_of(call, v_head);
-  const Fold fold = {{{call, plan, format, shared}}};
+  const Fold fold = {{{{{call, plan, format, shared, 0, thread}}}}};
   leapquant_health* health =
       call.health != nullptr ? call.health + int64_t{slot} * call.v_heads + v_head : nullptr;
   if (health != nullptr && fresh && thread == 0) *health = leapquant_health{};
-  if (thread >= 32 && thread < 67) fold.at<uint32_t>(kAliveAt)[thread - 32] = 0;
-  // Rows past the rank, which products meet with zeros.
-  for (int32_t r = fold.rank() + Fold::warp(); r < fold.side_count(); r += kWarps) {
-    fold.row_halves(kSidesAt, r) = make_uint2(0, 0);
-    fold.row_halves(kSidesAt + kLowAt, r) = make_uint2(0, 0);
+  if (thread < 32) fold.at<uint32_t>(kAliveAt)[thread] = 0;
+  // Columns past the rank, which products meet with zeros, and the padding at the end.
+  for (int32_t r = fold.rank() + fold.warp(); r < fold.side_count(); r += kWarps) {
+#pragma unroll
+    for (int32_t part = 0; part < 4; ++part) {
+      reinterpret_cast<uint2*>(fold.column(r, 256 * part))[fold.lane()] = make_uint2(0, 0);
+    }
   }
+  if (thread < 4) reinterpret_cast<uint32_t*>(fold.boundary() + format.bytes - 16)[thread] = 0;
   State x;
   bool zero = false;
   uint32_t flags = load_state(fold, kept, &x, &zero);
-  if (fold.rank() > 0) {
-    __syncthreads();
-    flags |= fold.fit(x, zero);
-    fold.subtract(&x);
-  } else {
-    // No fit clears what no part covers.
-    if (thread < 4) reinterpret_cast<uint32_t*>(fold.boundary() + format.bytes - 16)[thread] = 0;
-    __syncthreads();
-  }
+  if (fold.rank() > 0) fold.store_matrix(x);
+  __syncthreads();
+  flags |= fold.fit_any(&x, zero, [] {});
   float* sums = fold.at<float>(kReductionsAt);
   const float left = folding_128::sum_of_warp(squares(x));
   const float largest = __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(largest_of(x))));
-  if (Fold::lane() == 0) {
-    sums[Fold::warp()] = left;
-    sums[32 + Fold::warp()] = largest;
+  if (fold.lane() == 0) {
+    sums[24 + fold.warp()] = left;
+    sums[32 + fold.warp()] = largest;
   }
   float error = 0.0f;
-  flags |= fold.encode(&x, &error);
+  flags |= fold.encode(&x, &error, [] {});
   error = folding_128::sum_of_warp(error);
   flags = __reduce_or_sync(kAll, flags);
-  if (Fold::lane() == 0) sums[48 + Fold::warp()] = error;
+  if (fold.lane() == 0) sums[40 + fold.warp()] = error;
   __syncthreads();
   auto* to = reinterpret_cast<uint4*>(boundary_of(call, slot, v_head));
+  const int32_t codes = Fold::payload_of(format) / 16;
   for (int32_t i = thread; i < format.bytes / 16; i += kThreads) {
-    to[i] = reinterpret_cast<const uint4*>(fold.boundary())[i];
+    to[i] = reinterpret_cast<const uint4*>(i < codes ? fold.codes() : fold.boundary())[i];
   }
   if (health == nullptr) return;
-  if (Fold::lane() == 0 && flags != 0) atomicOr(&health->flags, flags);
+  if (fold.lane() == 0 && flags != 0) atomicOr(&health->flags, flags);
   if (thread >= 32) return;
-  const float rest = sum_of_sixteen(sums);
-  error = sum_of_sixteen(sums + 48);
+  const float rest = sum_of_eight(sums + 24);
+  error = sum_of_eight(sums + 40);
   const float most =
-      __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(sums[32 + (Fold::lane() & 15)])));
+      __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(sums[32 + (fold.lane() & 7)])));
   const float energy = fold.at<float>(kScalesAt)[2];
   if (thread != 0) return;
   health->residual_max = most * fold.at<float>(kScalesAt)[1];
@@ -117,10 +115,11 @@ __device__ __forceinline__ void adopt(const Call128& call, int32_t slot, int32_t
                                       int32_t v_head) {
   const auto* source = reinterpret_cast<const uint4*>(boundary_of(call, from, v_head));
   auto* target = reinterpret_cast<uint4*>(boundary_of(call, slot, v_head));
-  for (int32_t i = Fold::thread(); i < format_of(call, v_head).bytes / 16; i += kThreads) {
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < format_of(call, v_head).bytes / 16;
+       i += kThreads) {
     target[i] = source[i];
   }
-  if (call.health == nullptr || Fold::thread() != 0) return;
+  if (call.health == nullptr || threadIdx.x != 0) return;
   leapquant_health& health = call.health[int64_t{slot} * call.v_heads + v_head];
   const uint32_t flags = health.flags;
   health = call.health[int64_t{from} * call.v_heads + v_head];
@@ -185,12 +184,7 @@ cudaError_t end_128(const Layout& layout, const Call& call, const StretchRange& 
   const leapquant_decode_args none = LEAPQUANT_INIT(leapquant_decode_args);
   Call128 heads;
   if (!make_call_128(layout, pool, none, &heads)) return cudaErrorInvalidValue;
-  int32_t rank = 0;
-  for (int32_t c = 0; c < heads.num_classes; ++c) {
-    const HeadFormat128& f = heads.classes[c];
-    rank = std::max(rank, f.num_fp16 + f.num_int8 + f.num_int4);
-  }
-  const Plan plan = plan_of(heads.boundary_bytes, 0, rank, 0);
+  const Plan plan = plan_for(heads, 0, false, 0);
   constexpr int32_t kProcessors = 132;
   const auto kernel = range.count <= kProcessors ? end_128_kernel<1> : end_128_kernel<2>;
   const cudaError_t error =

@@ -52,6 +52,10 @@ __device__ __forceinline__ void bulk_store(void* global, uint32_t shared, uint32
 __device__ __forceinline__ void bulk_stores_wait() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+// Until all bulk stores of this thread are written.
+__device__ __forceinline__ void bulk_stores_done() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 // Brings bytes (a multiple of 16) to the second cache level.
 __device__ __forceinline__ void prefetch_bulk(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
@@ -210,6 +214,25 @@ __device__ __forceinline__ void mma_fp16(float (&d)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// D[16, 8] = A[16, 8] B[8, 8] + C, FP16 operands, FP32 accumulators.
+__device__ __forceinline__ void mma_fp16_of(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0,
+                                            const float (&c)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%7,%8,%9,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+// The same with C = D.
+__device__ __forceinline__ void mma_fp16_short(float (&d)[4], uint32_t a0, uint32_t a1,
+                                               uint32_t b0) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+
 // D[16, 8] += A[16, 8] B[8, 8], TF32 operands, FP32 accumulators.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                          uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -330,6 +353,20 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
                : "memory");
 }
 
+// Four 8 x 8 matrices of 16-bit entries to shared memory (sm_90); lane l gives the address of row
+// l % 8 of matrix l / 8. Two of them, transposed: lanes 0 .. 15 give addresses.
+__device__ __forceinline__ void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices_transposed(uint32_t row, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(row), "r"(a),
+               "r"(b)
+               : "memory");
+}
+
 // An 8 x 8 matrix of 16-bit entries spread over the warp, transposed: lane 4 g + t gives entries
 // (g, 2 t) and (g, 2 t + 1) and receives (2 t, g) and (2 t + 1, g).
 __device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
@@ -350,6 +387,12 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 __device__ __forceinline__ uint32_t pack_bf16_finite(float low, float high) {
   uint32_t result;
   asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+// Two numbers rounded to FP16, the first in the low half.
+__device__ __forceinline__ uint32_t pack_fp16(float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
 }
 // a - b of two pairs of FP16.

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fit of up to four FP16 compensators. The products are the block's; between them one warp
+// holds all columns in registers, four values a lane, and makes them orthonormal there.
+#pragma once
+
+#include "cuda/fold_fit_128.cuh"
+
+namespace leapquant::cuda::folding_128 {
+
+struct FoldFitFew : FoldFit {
+  __device__ __forceinline__ static float dot(const float4& a, const float4& b) {
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
+  }
+  __device__ __forceinline__ static float4 scaled(const float4& a, float by) {
+    return make_float4(a.x * by, a.y * by, a.z * by, a.w * by);
+  }
+  __device__ __forceinline__ static float4 less(const float4& a, const float4& b, float by) {
+    return make_float4(fmaf(-by, b.x, a.x), fmaf(-by, b.y, a.y), fmaf(-by, b.z, a.z),
+                       fmaf(-by, b.w, a.w));
+  }
+  // 1 / sqrt of what is left of a column's square, or 0 where nothing is.
+  __device__ __forceinline__ static float inverse_of(float left, float before) {
+    return left > 1e-10f * before && left > 0.0f ? rsqrtf(left) : 0.0f;
+  }
+
+  // The warp's columns, made orthonormal in order by the Cholesky factor of their Gram matrix.
+  // Returns whether that is exact enough as it is: where each living column has at least 1/16 of
+  // its square outside the span of those before it.
+  __device__ __forceinline__ bool orthonormalise(float4 (&x)[4]) const {
+    float p[8] = {dot(x[0], x[0]), dot(x[1], x[0]), dot(x[1], x[1]), dot(x[2], x[0]),
+                  dot(x[2], x[1]), dot(x[2], x[2]), dot(x[3], x[0]), dot(x[3], x[1])};
+    const float sums = eight_sums(p);
+    const float g32 = sum_of_warp(dot(x[3], x[2]));
+    const float g33 = sum_of_warp(dot(x[3], x[3]));
+    float gram[8];
+#pragma unroll
+    for (int32_t i = 0; i < 8; ++i) gram[i] = __shfl_sync(kAll, sums, 4 * i);
+    const float i0 = inverse_of(gram[0], gram[0]);
+    const float l10 = gram[1] * i0;
+    const float l20 = gram[3] * i0;
+    const float l30 = gram[6] * i0;
+    const float p1 = fmaf(-l10, l10, gram[2]);
+    const float i1 = inverse_of(p1, gram[2]);
+    const float l21 = fmaf(-l20, l10, gram[4]) * i1;
+    const float l31 = fmaf(-l30, l10, gram[7]) * i1;
+    const float p2 = fmaf(-l21, l21, fmaf(-l20, l20, gram[5]));
+    const float i2 = inverse_of(p2, gram[5]);
+    const float l32 = fmaf(-l31, l21, fmaf(-l30, l20, g32)) * i2;
+    const float p3 = fmaf(-l32, l32, fmaf(-l31, l31, fmaf(-l30, l30, g33)));
+    const float i3 = inverse_of(p3, g33);
+    x[0] = scaled(x[0], i0);
+    x[1] = scaled(less(x[1], x[0], l10), i1);
+    x[2] = scaled(less(less(x[2], x[0], l20), x[1], l21), i2);
+    x[3] = scaled(less(less(less(x[3], x[0], l30), x[1], l31), x[2], l32), i3);
+    return 16.0f * p1 >= gram[2] && 16.0f * p2 >= gram[5] && 16.0f * p3 >= g33;
+  }
+
+  // The columns' value sides: high and low parts, or with `last` as they are stored, in the
+  // boundary state as well.
+  __device__ __forceinline__ void put_columns(const float4 (&x)[4], bool last,
+                                              bool* saturated) const {
+#pragma unroll
+    for (int32_t c = 0; c < 4; ++c) {
+      if (c >= rank()) continue;
+      uint2 high, low;
+      if (last) {
+        high = make_uint2(to_half_saturated(x[c].x, saturated) |
+                              static_cast<uint32_t>(to_half_saturated(x[c].y, saturated)) << 16,
+                          to_half_saturated(x[c].z, saturated) |
+                              static_cast<uint32_t>(to_half_saturated(x[c].w, saturated)) << 16);
+        reinterpret_cast<uint2*>(boundary() + format.fp16_values + c * 256)[lane()] = high;
+      } else {
+        split(x[c].x, x[c].y, &high.x, &low.x);
+        split(x[c].z, x[c].w, &high.y, &low.y);
+        reinterpret_cast<uint2*>(column(c, kLowAt))[lane()] = low;
+      }
+      reinterpret_cast<uint2*>(column(c, 0))[lane()] = high;
+    }
+  }
+
+  // The fit that suits the format. `meanwhile()` runs once, where it keeps nobody waiting if there
+  // is such a place.
+  template <typename Meanwhile>
+  __device__ __forceinline__ uint32_t fit_any(State* s, bool zero,
+                                              const Meanwhile& meanwhile) const {
+    if (rank() > 0 && few()) return fit_few(s, zero, meanwhile);
+    meanwhile();
+    return rank() > 0 ? fit(s, zero) : 0u;
+  }
+
+  // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
+  // memory.
+  template <typename Meanwhile>
+  __device__ __forceinline__ uint32_t fit_few(State* s, bool zero,
+                                              const Meanwhile& meanwhile) const {
+    const bool cold = start_columns();
+    const int32_t rounds = cold ? 3 : format.fit_rounds;
+    bool saturated = false;
+    // Four columns' high parts and their low parts are the operand's eight.
+    const uint32_t parts = shared_address(shared + kColumnsAt) + (lane() & 3) * kColumnBytes +
+                           kLowAt * ((lane() >> 2) & 1) + 16 * (lane() >> 3);
+#pragma unroll 1
+    for (int32_t round = 0; round < rounds; ++round) {
+      float d[4] = {};
+      times<false>(parts, d);
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) d[i] += __shfl_xor_sync(kAll, d[i], 2);
+      put_projection(0, d);
+      __syncthreads();
+      power(0, rank());
+      __syncthreads();
+      if (warp() == 0) {
+        const bool last = round + 1 == rounds;
+        float4 x[4];
+#pragma unroll
+        for (int32_t c = 0; c < 4; ++c) {
+          x[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          if (c < rank() && !zero) {
+            x[c] = reinterpret_cast<const float4*>(sides() + c * kStride)[lane()];
+          }
+        }
+        const int32_t passes = cold || last ? 2 : 1;
+#pragma unroll 1
+        for (int32_t pass = 0; pass < passes; ++pass) {
+          if (orthonormalise(x)) break;
+        }
+        put_columns(x, last, &saturated);
+      } else if (round == 0) {
+        meanwhile();
+      }
+      __syncthreads();
+    }
+    subtract_few(s, &saturated);
+    return saturated ? LEAPQUANT_HEALTH_COMPENSATOR_SATURATED : 0u;
+  }
+
+  // Key sides S V of the rounded columns, rounded and stored; what they decode to is the operand
+  // as it lies.
+  __device__ __forceinline__ void subtract_few(State* s, bool* saturated) const {
+    float d[4] = {};
+    times<false>(columns_from(0), d);
+    const float scale = at<float>(kScalesAt)[0];
+    const float unscale = at<float>(kScalesAt)[1];
+    uint32_t b[2];
+#pragma unroll
+    for (int32_t n = 0; n < 2; ++n) {
+      float decoded[2];
+#pragma unroll
+      for (int32_t e = 0; e < 2; ++e) {
+        const int32_t c = 2 * t() + e;
+        const unsigned short half = to_half_saturated(d[2 * n + e] * unscale, saturated);
+        if (c < rank()) {
+          reinterpret_cast<unsigned short*>(boundary() + format.fp16_keys +
+                                            c * 256)[operand_key(n)] = half;
+        }
+        decoded[e] = __half2float(__ushort_as_half(half)) * -scale;
+      }
+      b[n] = pack_fp16(decoded[0], decoded[1]);
+    }
+    const uint32_t row = columns_from(0);
+#pragma unroll
+    for (int32_t m = 0; m < 8; m += 2) {
+      uint32_t a[4];
+      load_matrices_transposed(a, row + 32 * m);
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        mma_fp16_short(s->at[0][m + i], a[2 * i], a[2 * i + 1], b[0]);
+        mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], b[1]);
+      }
+    }
+  }
+};
+
+}  // namespace leapquant::cuda::folding_128
