@@ -20,6 +20,7 @@
 #include "tool/interrupt.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
+#include "tool/output_check.h"
 #include "tool/state_arguments.h"
 #include "tool/table.h"
 #include "tool/verb.h"
@@ -253,6 +254,12 @@ void run_drift(const DriftArguments& arguments) {
         "--from {} leaves nothing of --tokens {}: errors are summed over the tokens from there on.",
         arguments.from, arguments.tokens));
   }
+  if (!arguments.csv.empty()) {
+    std::vector<std::string> read = arguments.inputs;
+    read.insert(read.end(), arguments.texts.begin(), arguments.texts.end());
+    read.insert(read.end(), arguments.tasks.begin(), arguments.tasks.end());
+    check_output(arguments.csv, arguments.model, read);
+  }
   std::optional<LoadedModel> loaded;
   std::unique_ptr<lab::InputSource> source;
   constexpr std::int64_t kChunk = 512;
@@ -278,12 +285,13 @@ void run_drift(const DriftArguments& arguments) {
     sequences =
         lab::measure_drift(*source, options, [&](std::int64_t tokens) { progress.update(tokens); });
   }
-  if (!arguments.csv.empty()) write_csv(arguments, options, sequences);
   if (arguments.json) {
     print_objects(arguments, options, sequences);
   } else {
     print_tables(arguments, options, sequences);
   }
+  flush_output();
+  if (!arguments.csv.empty()) write_csv(arguments, options, sequences);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "tool/interrupt.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
+#include "tool/output_check.h"
 #include "tool/prompt_file.h"
 #include "tool/state_arguments.h"
 #include "tool/verb.h"
@@ -191,19 +192,6 @@ runtime::BatchOptions batch_options(
   return options;
 }
 
-// Fails before the work instead of after it, which a pipe or device would, too.
-void require_folder_of(const std::string& path) {
-  const std::filesystem::path parent = std::filesystem::absolute(path).parent_path();
-  if (!std::filesystem::is_directory(parent) || std::filesystem::is_directory(path)) {
-    throw runtime::Error("Cannot save a session as " + runtime::in_quotes(path, 400) +
-                         ": the name must be that of a file in a folder that exists.");
-  }
-  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
-    throw runtime::Error("Cannot save a session as " + runtime::in_quotes(path, 400) +
-                         ": it is a device, pipe or socket; give the name of a file.");
-  }
-}
-
 void run_generate(const GenerateArguments& arguments) {
   if (!arguments.system.empty() && !arguments.chat) {
     throw UsageError("--system needs --chat.");
@@ -211,7 +199,10 @@ void run_generate(const GenerateArguments& arguments) {
   if (arguments.thinking_option->count() > 0 && !arguments.chat)
     throw UsageError("--thinking needs --chat.");
   arguments.device.check();
-  if (!arguments.save_session.empty()) require_folder_of(arguments.save_session);
+  // A session that goes on may be saved in its own place, so --resume is not among these.
+  if (!arguments.save_session.empty()) {
+    check_output(arguments.save_session, arguments.model, {arguments.prompts});
+  }
   const std::vector<NamedPrompt> prompts = read_prompts(arguments);
   const runtime::ModelConfig config = runtime::load_model_config(arguments.model);
   const runtime::StateFormat format = arguments.state.resolve_one(config);

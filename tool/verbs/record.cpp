@@ -17,6 +17,7 @@
 #include "tool/interrupt.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
+#include "tool/output_check.h"
 #include "tool/verb.h"
 
 namespace leapquant::tool {
@@ -37,6 +38,7 @@ void run_record(const RecordArguments& arguments) {
   if (arguments.text.empty() == arguments.tasks.empty()) {
     throw UsageError("record needs either --text FILE or --tasks PATH.");
   }
+  check_output(arguments.out, arguments.model, {arguments.text, arguments.tasks});
   const LoadedModel loaded(arguments.model, arguments.threads);
   const lab::TokenSequence sequence =
       arguments.text.empty()

@@ -15,6 +15,7 @@
 #include "tool/console.h"
 #include "tool/loaded_model.h"
 #include "tool/option_checks.h"
+#include "tool/output_check.h"
 #include "tool/saved_states.h"
 #include "tool/state_arguments.h"
 #include "tool/table.h"
@@ -59,6 +60,7 @@ void report_file(const StateVerbArguments& arguments, const std::string& path, s
 }
 
 void save_blob_of_session(const StateVerbArguments& arguments) {
+  check_output(arguments.out, "", {arguments.session});
   const SavedStates states(arguments.session);
   if (states.session() == nullptr) {
     throw runtime::Error("The file " + runtime::in_quotes(arguments.session, 400) +
@@ -80,6 +82,7 @@ void save_session_of_prompt(const StateVerbArguments& arguments) {
   if (arguments.prompt.empty() == arguments.text.empty()) {
     throw UsageError("state save needs either --prompt or --text with --model.");
   }
+  check_output(arguments.out, arguments.model, {arguments.text});
   const LoadedModel loaded(arguments.model, arguments.threads);
   const std::string text = arguments.text.empty()
                                ? arguments.prompt
@@ -204,6 +207,7 @@ void run_inspect_state(const StateVerbArguments& arguments) {
 }
 
 void run_convert(const StateVerbArguments& arguments) {
+  check_output(arguments.out, "", {arguments.input});
   const SavedStates states(arguments.input);
   const leapquant_shape& shape = states.facts().front().info.shape;
   runtime::StateOptions options;
