@@ -68,6 +68,15 @@ double mean_state_error(const Sequences& sequences, std::size_t state, std::size
   return count > 0 ? total / static_cast<double>(count) : 0;
 }
 
+// Labels name tokens that are there: a range or step may end behind the longest sequence.
+std::int64_t within(const Sequences& sequences, std::int64_t token) {
+  std::int64_t longest = 0;
+  for (const lab::SequenceDrift& sequence : sequences) {
+    longest = std::max(longest, sequence.tokens);
+  }
+  return std::min(token, longest);
+}
+
 std::size_t num_buckets(const Sequences& sequences) {
   std::size_t buckets = 0;
   for (const lab::SequenceDrift& sequence : sequences) {
@@ -117,7 +126,7 @@ void print_objects(const DriftArguments& arguments, const lab::DriftOptions& opt
     line["state"] = lab::state_name(options.states[s]);
     line["policy"] = lab::policy_name(options.states[s]);
     line["from"] = arguments.from;
-    line["to"] = arguments.to;
+    line["to"] = within(sequences, arguments.to);
     line["every"] = arguments.every;
     line["output_error"] = lab::mean_span_error(sequences, s);
     line["finite"] = is_finite(sequences, s);
@@ -149,7 +158,8 @@ void print_tables(const DriftArguments& arguments, const lab::DriftOptions& opti
     print(fmt::format("{} ({} tokens)\n", sequence.name, show_count(sequence.tokens)));
   }
   print("\n");
-  Table table({"state", "policy", fmt::format(">output error {}-{}", arguments.from, arguments.to),
+  Table table({"state", "policy",
+               fmt::format(">output error {}-{}", arguments.from, within(sequences, arguments.to)),
                ">relative to first", ">state error at end", ">first divergence", ">finite"});
   const double reference = lab::mean_span_error(sequences, 0);
   const std::size_t buckets = num_buckets(sequences);
@@ -169,7 +179,8 @@ void print_tables(const DriftArguments& arguments, const lab::DriftOptions& opti
   for (const auto& state : options.states) headings.push_back(">" + state.text);
   Table course(headings);
   for (std::size_t b = 0; b < buckets; ++b) {
-    std::vector<std::string> row = {show_count(static_cast<std::int64_t>(b + 1) * arguments.every)};
+    std::vector<std::string> row = {
+        show_count(within(sequences, static_cast<std::int64_t>(b + 1) * arguments.every))};
     for (std::size_t s = 0; s < options.states.size(); ++s) {
       row.push_back(fmt::format("{:.3e}", mean_of(sequences, s, b)));
     }
