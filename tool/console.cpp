@@ -25,7 +25,10 @@ void print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) fail(errno);
 }
 
-void print_json(const nlohmann::ordered_json& value) { print(value.dump() + "\n"); }
+// Names of files may be any bytes; JSON is UTF-8.
+void print_json(const nlohmann::ordered_json& value) {
+  print(value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
 
 void flush_output() {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) fail(errno);
