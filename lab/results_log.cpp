@@ -21,7 +21,7 @@ constexpr std::string_view kHeader =
 constexpr std::size_t kColumns = 12;
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
 
-// RFC 4180: quotes only where needed. Names and formats hold no line breaks.
+// RFC 4180: quotes only where needed. Names and formats hold no line breaks (see tasks.cpp).
 std::string field(const std::string& text) {
   if (text.find_first_of(",\"") == std::string::npos) return text;
   std::string quoted = "\"";
@@ -70,7 +70,8 @@ bool parse_line(std::string_view line, PromptResult* result) {
          (!result->has_kl ||
           (parse(fields[7], &result->kl_sum) && parse(fields[8], &result->loss_sum))) &&
          parse(fields[9], &result->kl_tokens) && parse(fields[10], &result->tokens) &&
-         parse(fields[11], &result->seconds);
+         parse(fields[11], &result->seconds) && result->kl_tokens >= 0 && result->tokens >= 0 &&
+         result->seconds >= 0;
 }
 
 }  // namespace

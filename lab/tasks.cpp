@@ -16,11 +16,20 @@ namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
 
+// The results of an evaluation name every task in one line.
+bool has_line_break(std::string_view text) {
+  return text.find_first_of("\r\n") != std::string_view::npos;
+}
+
 Task parse_task(std::string_view line, const std::string& label) {
   const nlohmann::json value = runtime::parse_strict_json(line, label);
   const runtime::JsonObject object(value, label);
   Task task;
   task.id = object.string("id");
+  if (has_line_break(task.id)) {
+    throw runtime::Error(object.where("id") + " is " + runtime::in_quotes(task.id) +
+                         "; an id must be one line.");
+  }
   task.prompt = object.string("prompt");
   task.answer = object.string("answer");
   if (task.prompt.empty()) {
@@ -41,6 +50,10 @@ TaskFile load_file(const std::filesystem::path& path, std::size_t limit) {
   file.path = path;
   file.name = path.stem().string();
   file.tier = std::filesystem::absolute(path).parent_path().filename().string();
+  if (has_line_break(file.name) || has_line_break(file.tier)) {
+    throw runtime::Error("The name of the task file " + runtime::in_quotes(path.string(), 400) +
+                         " or of its folder has a line break; both must be one line.");
+  }
   const std::string text = runtime::read_text_file(path, kMaxFileBytes);
   std::set<std::string> ids;
   std::size_t number = 0;

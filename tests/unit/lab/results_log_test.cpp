@@ -98,7 +98,13 @@ TEST_F(Log, RefusesForeignAndBrokenFilesAndLeavesThem) {
         "three,"
         "fields\n",
         "model,tier,task,id,digest,state,right,kl_sum,loss_sum,kl_tokens,tokens,seconds\n"
-        "m,t,k,i,d,s,2,0,0,0,0,0\n"}) {
+        "m,t,k,i,d,s,2,0,0,0,0,0\n",
+        "model,tier,task,id,digest,state,right,kl_sum,loss_sum,kl_tokens,tokens,seconds\n"
+        "m,t,k,i,d,s,1,0,0,-1,0,0\n",
+        "model,tier,task,id,digest,state,right,kl_sum,loss_sum,kl_tokens,tokens,seconds\n"
+        "m,t,k,i,d,s,1,0,0,0,-1,0\n",
+        "model,tier,task,id,digest,state,right,kl_sum,loss_sum,kl_tokens,tokens,seconds\n"
+        "m,t,k,i,d,s,1,0,0,0,0,-0.5\n"}) {
     std::ofstream(path_, std::ios::trunc) << content;
     EXPECT_THROW(ResultsLog{path_}, runtime::Error) << content;
     EXPECT_EQ(text(), content);

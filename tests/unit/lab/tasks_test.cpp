@@ -89,11 +89,23 @@ TEST_F(TaskFiles, NamesTheLineOfWhatIsNoTask) {
        {std::pair{R"({"id":"b","prompt":"p"})", "answer"},
         std::pair{R"({"id":"b","prompt":"","answer":"x"})", "prompt"},
         std::pair{R"({"id":"b","prompt":1,"answer":"x"})", "prompt"},
+        std::pair{R"({"id":"b\nc","prompt":"p","answer":"x"})", "one line"},
+        std::pair{R"({"id":"b\r","prompt":"p","answer":"x"})", "one line"},
         std::pair{R"({"id":"a","prompt":"p","answer":"x"})", "twice"}, std::pair{"[]", "line 2"}}) {
     const auto path = write("t.jsonl", good + line + "\n");
     EXPECT_THAT([&] { load_tasks(path); }, ThrowsMessage<runtime::Error>(::testing::AllOf(
                                                HasSubstr("line 2"), HasSubstr(part))))
         << line;
+  }
+}
+
+// The results of an evaluation name both in one line.
+TEST_F(TaskFiles, NamesOfFilesAndTiersAreOneLine) {
+  for (const char* name : {"short/a\nb.jsonl", "a\rb/t.jsonl", "a\nb/t.jsonl"}) {
+    const auto path = write(name, kLine);
+    EXPECT_THAT([&] { load_tasks(path); },
+                ThrowsMessage<runtime::Error>(HasSubstr("must be one line")))
+        << name;
   }
 }
 
