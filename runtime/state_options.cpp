@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <string_view>
 
 #include "runtime/error.h"
@@ -124,6 +125,28 @@ LayerFormat parse_layer(const StateOptions& options, std::int32_t layer, std::in
   return result;
 }
 
+// The library reads a mix for one layer at a time and cannot know that another is not there. The
+// text is one that it has read: heads stand between @ and the end of their entry, joined by &.
+void require_named_layers(std::string_view text, std::int32_t num_layers) {
+  for (std::size_t at = text.find('@'); at != text.npos; at = text.find('@', at + 1)) {
+    std::string_view heads = text.substr(at + 1);
+    heads = heads.substr(0, heads.find_first_of(",)"));
+    while (!heads.empty()) {
+      const std::string_view item = heads.substr(0, heads.find('&'));
+      heads.remove_prefix(std::min(heads.size(), item.size() + 1));
+      const std::size_t dot = item.find('.');
+      if (dot == item.npos) continue;
+      std::int32_t layer = -1;
+      std::from_chars(item.data(), item.data() + dot, layer);
+      if (layer < 0 || layer >= num_layers) {
+        throw Error(fmt::format(
+            "The state format {} names layer {}, which is not among the recurrent layers 0-{}.",
+            in_quotes(std::string(text)), item.substr(0, dot), num_layers - 1));
+      }
+    }
+  }
+}
+
 // "0-1&7", or with a layer "3.0-1&3.7", of the heads that have the format; empty for none.
 std::string heads_text(const LayerFormat& layer, const std::string& prefix,
                        const leapquant_format& format) {
@@ -201,6 +224,7 @@ StateFormat resolve_state(const StateOptions& options, std::int32_t num_v_heads,
   for (std::int32_t layer = 0; layer < num_linear_layers; ++layer) {
     result.layers.push_back(parse_layer(options, layer, num_v_heads));
   }
+  require_named_layers(options.state, num_linear_layers);
   const leapquant_format& first = result.first();
   for (const LayerFormat& layer : result.layers) {
     for (const leapquant_format& format : layer.formats) {

@@ -120,6 +120,17 @@ TEST(StateOptions, MixByLayerAndHead) {
   EXPECT_EQ(bits(1, 1), 8);
 }
 
+TEST(StateOptions, AMixNamesLayersThatAreThere) {
+  for (const char* heads : {"2.0", "0.0&2.1", "1.0-1&9.3", "9.0-3&0"}) {
+    const std::string first = std::string("mix(int8@") + heads + ",int4)";
+    EXPECT_ERROR(resolve_state(options(first), 4, 2), "not among the recurrent layers 0-1");
+    const std::string second = std::string("mix(int6@0.0,int8@") + heads + ",int4)";
+    EXPECT_ERROR(resolve_state(options(second), 4, 2), "not among the recurrent layers 0-1");
+  }
+  EXPECT_ERROR(resolve_state(options("mix(int8@-1.0,int4)"), 4, 2), "layer -1");
+  resolve(options("mix(int8@0.0&1.3,int4)"));
+}
+
 TEST(StateOptions, AMixWithAQuantisedFormatIsWindowedThroughout) {
   const StateFormat format = resolve(options("mix(fp32@0,int8)"));
   EXPECT_FALSE(format.per_step());
