@@ -3,7 +3,9 @@
 // See state_arguments.h.
 #include "tool/state_arguments.h"
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
 #include "leapquant/leapquant.h"
 #include "runtime/error.h"
@@ -15,12 +17,14 @@ namespace leapquant::tool {
 void StateArguments::add_to(CLI::App& app, const std::string& default_state, bool several) {
   state_ = default_state;
   const char* list = several ? "formats, separated by commas: " : "format of the recurrent state: ";
-  app.add_option("--state", state_,
-                 std::string(list) +
-                     "fp32, bf16, int8, int6, int4, int8+, int6+, int4+, int4-compact, a format "
-                     "string such as int8:r=8:window=32 or int8:step, or a mix by head such as "
-                     "mix(int8+@0-1,int4-compact)")
-      ->capture_default_str();
+  state_option_ =
+      app.add_option(
+             "--state", state_,
+             std::string(list) +
+                 "fp32, bf16, int8, int6, int4, int8+, int6+, int4+, int4-compact, a format "
+                 "string such as int8:r=8:window=32 or int8:step, or a mix by head such as "
+                 "mix(int8+@0-1,int4-compact)")
+          ->capture_default_str();
   app.add_option("--policy", policy_,
                  "window: the state is rounded once per window; step: after every token, without "
                  "compensators and smoothing (default: fp32 and bf16 step, others window)")
@@ -37,7 +41,9 @@ void StateArguments::add_to(CLI::App& app, const std::string& default_state, boo
 
 std::vector<runtime::StateFormat> StateArguments::resolve(std::int64_t num_v_heads,
                                                           std::int64_t num_linear_layers) const {
+  const bool is_default = state_option_->count() == 0;
   std::vector<runtime::StateFormat> formats;
+  std::string first_refusal;
   for (const std::string& entry : split_states(state_)) {
     runtime::StateOptions options;
     options.state = entry;
@@ -48,12 +54,19 @@ std::vector<runtime::StateFormat> StateArguments::resolve(std::int64_t num_v_hea
     if (stagger_option_->count() > 0) options.stagger = stagger_;
     options.smoothing = !no_smoothing_;
     try {
-      formats.push_back(runtime::resolve_state(options, static_cast<std::int32_t>(num_v_heads),
-                                               static_cast<std::int32_t>(num_linear_layers)));
+      runtime::StateFormat format =
+          runtime::resolve_state(options, static_cast<std::int32_t>(num_v_heads),
+                                 static_cast<std::int32_t>(num_linear_layers));
+      const bool is_there =
+          std::any_of(formats.begin(), formats.end(),
+                      [&](const runtime::StateFormat& other) { return other.text == format.text; });
+      if (!is_default || !is_there) formats.push_back(std::move(format));
     } catch (const runtime::Error& error) {
-      throw UsageError(error.what());
+      if (!is_default) throw UsageError(error.what());
+      if (first_refusal.empty()) first_refusal = error.what();
     }
   }
+  if (formats.empty()) throw UsageError(first_refusal);
   refuse_repeated_states(formats);
   return formats;
 }

@@ -22,7 +22,8 @@ class StateArguments {
   void add_to(CLI::App& app, const std::string& default_state, bool several);
 
   // The formats, one per entry of --state. Throws UsageError for text that names no format (it
-  // lists what is allowed) and for options that contradict each other.
+  // lists what is allowed) and for options that contradict each other. Of a default list only those
+  // remain that the other options can apply to, each once.
   std::vector<runtime::StateFormat> resolve(std::int64_t num_v_heads,
                                             std::int64_t num_linear_layers) const;
   std::vector<runtime::StateFormat> resolve(const runtime::ModelConfig& config) const;
@@ -36,6 +37,7 @@ class StateArguments {
   std::int32_t rank_ = 0;
   bool no_smoothing_ = false;
   bool stagger_ = false;
+  const CLI::Option* state_option_ = nullptr;
   const CLI::Option* window_option_ = nullptr;
   const CLI::Option* rank_option_ = nullptr;
   const CLI::Option* stagger_option_ = nullptr;
