@@ -51,6 +51,18 @@ std::string unknown_verb(const CLI::App& app) {
   return "";
 }
 
+// A sentence about an option that the verb does not have: where another one is missing, the parser
+// tells of that one only, though it may be the same misspelt. Empty where there is none.
+std::string unknown_option(const CLI::App& app) {
+  const CLI::App& last = deepest(app);
+  for (const std::string& word : last.remaining()) {
+    if (word.size() > 1 && word.starts_with('-')) {
+      return "'" + word + "' is no option of " + last.get_name();
+    }
+  }
+  return "";
+}
+
 int run(int count, char** arguments) {
   CLI::App app(
       "Runs hybrid language models with their recurrent state kept in 8, 6 or 4 bits, and "
@@ -83,7 +95,10 @@ int run(int count, char** arguments) {
     print(std::string(version.what()) + "\n");
     return kDone;
   } catch (const CLI::ParseError& error) {
-    const std::string unknown = unknown_verb(app);
+    std::string unknown = unknown_verb(app);
+    if (unknown.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+      unknown = unknown_option(app);
+    }
     complain((unknown.empty() ? error.what() : unknown) + "; " + help_hint(app));
     return kWrongUsage;
   }
