@@ -73,7 +73,8 @@ class Batch::Parts {
   // Of Batch's functions of these names; results of all tokens, or of each feed's last one. wanted:
   // whether there are any.
   void decode(std::span<const Feed> feeds, bool wanted, const RowResults& results);
-  void prefill(std::span<const Feed> feeds, bool wanted, const RowResults& results);
+  bool prefill(std::span<const Feed> feeds, bool wanted, const RowResults& results,
+               const std::atomic<bool>* cancel);
 };
 
 Batch::Parts::Parts(const Model& model, const StateFormat& format, const Threads& threads,
@@ -368,20 +369,22 @@ struct Remaining {
 
 }  // namespace
 
-void Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits) {
+bool Batch::prefill(std::span<const Feed> feeds, std::span<float> last_logits,
+                    const std::atomic<bool>* cancel) {
   require_results(last_logits.size(),
                   feeds.size() * static_cast<std::size_t>(model().config().vocab_size), "logits");
-  parts_->prefill(feeds, !last_logits.empty(), {last_logits.data(), nullptr});
+  return parts_->prefill(feeds, !last_logits.empty(), {last_logits.data(), nullptr}, cancel);
 }
 
-void Batch::prefill_picks(std::span<const Feed> feeds, std::span<Pick> picks) {
+bool Batch::prefill_picks(std::span<const Feed> feeds, std::span<Pick> picks,
+                          const std::atomic<bool>* cancel) {
   require_results(picks.size(), feeds.size(), "picks");
-  parts_->prefill(feeds, !picks.empty(), {nullptr, picks.data()});
+  return parts_->prefill(feeds, !picks.empty(), {nullptr, picks.data()}, cancel);
 }
 
-void Batch::Parts::prefill(std::span<const Feed> feeds, bool any_wanted,
-                           const RowResults& results) {
-  if (feeds.empty()) return;
+bool Batch::Parts::prefill(std::span<const Feed> feeds, bool any_wanted, const RowResults& results,
+                           const std::atomic<bool>* cancel) {
+  if (feeds.empty()) return true;
   check_feeds(feeds, model_.config().max_position_embeddings);
   const auto vocab_size = static_cast<std::size_t>(model_.config().vocab_size);
   const auto chunk = static_cast<std::size_t>(options_.prefill_chunk);
@@ -393,6 +396,7 @@ void Batch::Parts::prefill(std::span<const Feed> feeds, bool any_wanted,
   std::vector<float> logits;
   std::vector<Pick> picks;
   while (!queue.empty()) {
+    if (cancel != nullptr && cancel->load()) return false;
     // A pass takes the next chunk of as many prompts as fit into its rows, at least one. A prompt's
     // chunks are counted from its own start, so its values do not depend on the company.
     std::vector<Remaining*> direct;
@@ -455,6 +459,7 @@ void Batch::Parts::prefill(std::span<const Feed> feeds, bool any_wanted,
     }
     std::erase_if(queue, [](const Remaining& next) { return next.tokens.empty(); });
   }
+  return true;
 }
 
 void Batch::prefill_with_all_logits(const Feed& feed, std::span<float> logits) {

@@ -11,6 +11,7 @@
 #ifndef LEAPQUANT_RUNTIME_BATCH_H_
 #define LEAPQUANT_RUNTIME_BATCH_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -98,9 +99,13 @@ class Batch {
   // Appends tokens by the chunked form: each sequence in passes of prefill_chunk tokens, several
   // sequences sharing a pass. The recurrent state is rounded to its format once, after the last
   // token. last_logits [feeds, vocab_size] receives those of each feed's last token; may be empty.
-  void prefill(std::span<const Feed> feeds, std::span<float> last_logits);
+  // False when *cancel became true between two passes: the call then ended early, and its sequences
+  // can only be closed.
+  bool prefill(std::span<const Feed> feeds, std::span<float> last_logits,
+               const std::atomic<bool>* cancel = nullptr);
   // The same with the picks of these logits, [feeds].
-  void prefill_picks(std::span<const Feed> feeds, std::span<Pick> picks);
+  bool prefill_picks(std::span<const Feed> feeds, std::span<Pick> picks,
+                     const std::atomic<bool>* cancel = nullptr);
   // The same for one sequence with the logits of all its tokens, [tokens, vocab_size].
   void prefill_with_all_logits(const Feed& feed, std::span<float> logits);
 

@@ -68,12 +68,11 @@ class Loop {
   bool admit(std::size_t index);
   void feed_new();
   void decode_step();
-  // What a call gave for each row: its pick, or its logits.
-  void call(std::span<const Feed> feeds,
-            void (Batch::*picks)(std::span<const Feed>, std::span<Pick>),
-            void (Batch::*logits)(std::span<const Feed>, std::span<float>));
-  void decode(std::span<const Feed> feeds) { call(feeds, &Batch::decode_picks, &Batch::decode); }
-  void prefill(std::span<const Feed> feeds) { call(feeds, &Batch::prefill_picks, &Batch::prefill); }
+  // Room for what a call gives for each row: its pick, or its logits.
+  void make_room(std::size_t rows);
+  void decode(std::span<const Feed> feeds);
+  // False when it was cancelled.
+  bool prefill(std::span<const Feed> feeds);
   void sample(std::span<Active* const> rows);
   void take_token(Active& active);
   void finish(Active& active, FinishReason reason);
@@ -199,14 +198,15 @@ void Loop::feed_new() {
   if (!fresh.empty()) {
     const Clock::time_point start = Clock::now();
     std::vector<Feed> feeds;
-    for (const Active* active : fresh) {
-      feeds.push_back({active->sequence, active->unfed});
-      statistics_.prompt_tokens += static_cast<std::int64_t>(active->unfed.size());
-    }
-    prefill(feeds);
+    for (const Active* active : fresh) feeds.push_back({active->sequence, active->unfed});
+    const bool complete = prefill(feeds);
     statistics_.prefill_seconds += seconds_since(start);
+    if (!complete) return;
     // Before sampling: that ends, and frees, completions.
-    for (Active* active : fresh) active->unfed.clear();
+    for (Active* active : fresh) {
+      statistics_.prompt_tokens += static_cast<std::int64_t>(active->unfed.size());
+      active->unfed.clear();
+    }
     sample(fresh);
   }
   for (Active* active : resumed) {
@@ -239,16 +239,27 @@ void Loop::decode_step() {
   ++statistics_.decode_steps;
 }
 
-void Loop::call(std::span<const Feed> feeds,
-                void (Batch::*picks)(std::span<const Feed>, std::span<Pick>),
-                void (Batch::*logits)(std::span<const Feed>, std::span<float>)) {
+void Loop::make_room(std::size_t rows) {
   if (picks_) {
-    row_picks_.resize(feeds.size());
-    (batch_.*picks)(feeds, row_picks_);
-    return;
+    row_picks_.resize(rows);
+  } else {
+    row_logits_ = batch_.logits_buffer(rows * static_cast<std::size_t>(vocab_size_));
   }
-  row_logits_ = batch_.logits_buffer(feeds.size() * static_cast<std::size_t>(vocab_size_));
-  (batch_.*logits)(feeds, row_logits_);
+}
+
+void Loop::decode(std::span<const Feed> feeds) {
+  make_room(feeds.size());
+  if (picks_) {
+    batch_.decode_picks(feeds, row_picks_);
+  } else {
+    batch_.decode(feeds, row_logits_);
+  }
+}
+
+bool Loop::prefill(std::span<const Feed> feeds) {
+  make_room(feeds.size());
+  return picks_ ? batch_.prefill_picks(feeds, row_picks_, options_.cancel)
+                : batch_.prefill(feeds, row_logits_, options_.cancel);
 }
 
 void Loop::sample(std::span<Active* const> rows) {
@@ -310,7 +321,8 @@ void Loop::finish(Active& active, FinishReason reason) {
   say(completion.prompt, completion, active.stop.finish());
   completion.reason = active.stop.found() ? FinishReason::kStopText : reason;
   ++prompts_done_;
-  if (events_.finished) events_.finished(completion, active.sequence);
+  // A context that was fed in part is nothing to save.
+  if (events_.finished) events_.finished(completion, active.unfed.empty() ? active.sequence : -1);
   batch_.close(active.sequence);
   active.done = true;
   completions_[completion.prompt] = std::move(completion);

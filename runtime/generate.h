@@ -36,7 +36,8 @@ struct GenerateOptions {
   bool stop_at_end_tokens = true;   // the model's eos tokens
   std::vector<TokenId> end_tokens;  // further ones, such as the end of a turn
   SamplingOptions sampling;
-  // Checked between steps; true ends all sequences with kCancelled.
+  // Checked between steps and between the passes of a prefill; true ends all sequences with
+  // kCancelled.
   const std::atomic<bool>* cancel = nullptr;
 };
 
@@ -59,7 +60,8 @@ struct GenerateEvents {
   // Text that is certain: held back while it may begin a stop text or ends inside a character.
   std::function<void(std::size_t prompt, std::string_view text)> text;
   // A prompt is done; its sequence is still open in the batch (for save_session) until this
-  // returns. sequence is -1 for prompts that never got a place (max_tokens 0, cancelled).
+  // returns. sequence is -1 for prompts that never got a place (max_tokens 0, cancelled) and for
+  // those whose prefill was cancelled.
   std::function<void(const Completion& completion, SequenceId sequence)> finished;
   // After every step: tokens generated so far and prompts done so far.
   std::function<void(std::int64_t generated_tokens, std::size_t prompts_done)> progress;

@@ -14,9 +14,10 @@ namespace {
 std::atomic<bool> flag{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "it is set inside a signal handler");
 
-extern "C" void on_signal(int signal) {
+extern "C" void on_signal(int) {
   flag = true;
-  std::signal(signal, SIG_DFL);
+  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGTERM, SIG_DFL);
 }
 
 // Set before the handler is: asking whether it is a terminal is nothing for a handler.

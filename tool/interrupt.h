@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ctrl-C: the first one asks the work to end cleanly, the second one ends the program.
+// Ctrl-C and SIGTERM: the first signal, of either kind, asks the work to end cleanly, the second
+// one ends the program.
 #ifndef LEAPQUANT_TOOL_INTERRUPT_H_
 #define LEAPQUANT_TOOL_INTERRUPT_H_
 

@@ -27,6 +27,10 @@ check TERM drift --model "$model" --text "$text" --tokens 0 --every 1000000 --st
 check INT eval --model "$model" --tasks "$long/recall.jsonl" --state int8 --quiet
 check INT eval --model "$model" --tasks "$long/recall.jsonl" --state int8 --no-kl --quiet
 check TERM generate --model "$model" --prompt a --max-tokens 30000 --quiet
+# A prompt whose prefill takes a minute; of a context that was read in part no session is left.
+head -c 30000 "$text" >../long.txt
+check INT generate --model "$model" --prompt "$(cat ../long.txt)" --max-tokens 5 --quiet \
+  --save-session long.session
 check INT record --model "$model" --text "$text" --tokens 32000 --out r.safetensors --quiet
 check INT run --model "$model" --tier long --quiet
 # A session that was asked for is whole: it goes on where the text ended.

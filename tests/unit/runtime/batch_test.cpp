@@ -285,6 +285,28 @@ TEST_F(BatchTest, WrongCallsChangeNothing) {
   EXPECT_EQ(batch.position(a), 0);
 }
 
+TEST_F(BatchTest, ACancelledPrefillTakesNoPass) {
+  const Threads threads(1);
+  BatchOptions options;
+  options.prefill_chunk = 16;
+  Batch batch(model, format_of(model, "int8"), threads, options);
+  const std::vector<TokenId> tokens = random_tokens(40, 4);
+  std::vector<float> logits(kVocab);
+  const std::atomic<bool> cancel = true;
+  const SequenceId given_up = *batch.open(40);
+  const Feed feed{given_up, tokens};
+  EXPECT_FALSE(batch.prefill(std::span(&feed, 1), logits, &cancel));
+  EXPECT_EQ(batch.position(given_up), 0);
+  batch.close(given_up);
+  // The place is as good as new.
+  const std::atomic<bool> go_on = false;
+  const SequenceId sequence = *batch.open(40);
+  const Feed again{sequence, tokens};
+  EXPECT_TRUE(batch.prefill(std::span(&again, 1), logits, &go_on));
+  EXPECT_EQ(batch.position(sequence), 40);
+  EXPECT_EQ(logits, alone("int8", tokens, tokens.size(), options));
+}
+
 TEST(BatchFaults, ANonFiniteLayerStopsItsSequencesWithASentence) {
   TinyOptions options;
   options.broken = "in_proj_qkv.weight";

@@ -157,6 +157,29 @@ TEST_F(GenerateTest, CancelEndsEverything) {
   EXPECT_EQ(batch_->num_open(), 0);
 }
 
+TEST_F(GenerateTest, CancelEndsAPrefill) {
+  std::atomic<bool> cancel = false;
+  GenerateOptions options;
+  options.cancel = &cancel;
+  std::vector<Prompt> given = prompts(2, 5);
+  given[1].max_tokens = 0;
+  std::vector<SequenceId> sequences;
+  GenerateEvents events;
+  // The second prompt is done before the first one is fed.
+  events.finished = [&](const Completion&, SequenceId sequence) {
+    cancel = true;
+    sequences.push_back(sequence);
+  };
+  GenerateStatistics statistics;
+  const std::vector<Completion> completions =
+      generate(batch(2), tokenizer, given, options, events, &statistics);
+  EXPECT_EQ(completions[0].reason, FinishReason::kCancelled);
+  EXPECT_TRUE(completions[0].tokens.empty());
+  EXPECT_EQ(sequences, (std::vector<SequenceId>{-1, -1}));  // nothing to save
+  EXPECT_EQ(statistics.prompt_tokens, 0);
+  EXPECT_EQ(batch_->num_open(), 0);
+}
+
 TEST_F(GenerateTest, TheContextLimitEndsACompletion) {
   std::vector<Prompt> given(1);
   given[0].tokens = random_tokens(4090, 3);
