@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "runtime/error.h"
 #include "runtime/generate.h"
+#include "runtime/sampler.h"
 
 namespace leapquant::lab {
 namespace {
@@ -45,10 +47,18 @@ struct Item {
   std::vector<runtime::TokenId> prompt;
   std::vector<runtime::TokenId> answer;
   std::vector<float> reference;  // [answer + 1, vocab] logits with an FP32 state; empty: no KL
+  std::string reference_fault;   // why there is no such reference; empty: there is, or no KL
   runtime::SequenceId sequence = -1;
   bool follows = true;  // every prediction so far was the answer's next token
   PromptResult result;
 };
+
+// Why the last call for a sequence gave no prediction; empty when it did.
+std::string fault_of(const runtime::Batch& batch, runtime::SequenceId sequence,
+                     std::span<const float> logits) {
+  const std::string& fault = batch.fault(sequence);
+  return fault.empty() ? runtime::fault_of_logits(logits) : fault;
+}
 
 // Tokens of prompts per call, so that a cancellation need not wait for many. A prompt by itself is
 // not cut: its state would be rounded once more.
@@ -186,10 +196,15 @@ class Evaluator {
         batch->prefill_with_all_logits({*sequence, std::span(tokens).subspan(at, count)},
                                        std::span(logits).subspan(at * vocab(), count * vocab()));
       }
+      if (cancelled()) return;
+      const auto kept = std::span<const float>(logits).last((item.answer.size() + 1) * vocab());
+      const std::string fault = fault_of(*batch, *sequence, kept);
       batch->close(*sequence);
-      item.reference.assign(
-          logits.end() - static_cast<std::ptrdiff_t>((item.answer.size() + 1) * vocab()),
-          logits.end());
+      if (fault.empty()) {
+        item.reference.assign(kept.begin(), kept.end());
+      } else {
+        item.reference_fault = "With an FP32 state: " + fault;
+      }
     }
   }
 
@@ -218,9 +233,21 @@ class Evaluator {
     if (!cancelled()) generate_others(file, state, *batch, group);
     if (cancelled()) return opened;
     std::vector<PromptResult> results;
-    for (const Item* item : group) results.push_back(item->result);
+    for (Item* item : group) {
+      mark_fault(*item);
+      results.push_back(item->result);
+    }
     log_.append(results);
     return opened;
+  }
+
+  static void mark_fault(Item& item) {
+    PromptResult& result = item.result;
+    if (result.fault.empty()) result.fault = item.reference_fault;
+    if (result.fault.empty()) return;
+    result.has_kl = true;
+    result.kl_sum = std::numeric_limits<double>::quiet_NaN();
+    result.loss_sum = result.kl_sum;
   }
 
   void judge_step(Item& item, std::size_t step, std::span<const float> logits) const {
@@ -252,8 +279,11 @@ class Evaluator {
              tokens + feeds[i + count].tokens.size() <= kPrefilledAtOnce) {
         tokens += feeds[i + count++].tokens.size();
       }
-      batch.prefill(std::span(feeds).subspan(i, count),
-                    std::span(logits).subspan(i * vocab(), count * vocab()));
+      if (!batch.prefill(std::span(feeds).subspan(i, count),
+                         std::span(logits).subspan(i * vocab(), count * vocab()),
+                         options_.cancel)) {
+        return;
+      }
       i += count;
     }
     std::vector<Item*> active(items.begin(), items.end());
@@ -261,12 +291,14 @@ class Evaluator {
       std::vector<Item*> next;
       for (std::size_t i = 0; i < active.size(); ++i) {
         Item& item = *active[i];
-        if (!batch.fault(item.sequence).empty()) {
+        const auto predictions = std::span<const float>(logits).subspan(i * vocab(), vocab());
+        item.result.fault = fault_of(batch, item.sequence, predictions);
+        if (!item.result.fault.empty()) {
           item.follows = false;
           continue;
         }
         item.result.has_kl = !item.reference.empty();
-        judge_step(item, step, std::span(logits).subspan(i * vocab(), vocab()));
+        judge_step(item, step, predictions);
         // Without KL nothing more is to learn from a prompt that has gone another way.
         const bool useful = item.follows || !item.reference.empty();
         if (step < item.answer.size() && useful) next.push_back(&item);
@@ -311,6 +343,7 @@ class Evaluator {
         runtime::generate(batch, tokenizer_, prompts, options, events, &statistics);
     for (std::size_t i = 0; i < others.size(); ++i) {
       PromptResult& result = others[i]->result;
+      if (result.fault.empty()) result.fault = completions[i].fault;
       result.right = completions[i].reason != runtime::FinishReason::kFault &&
                      is_right(*others[i]->task, completions[i].text);
       const auto tokens =
@@ -346,10 +379,15 @@ class Evaluator {
       kl_tokens += result->kl_tokens;
       seconds += result->seconds;
       tokens += result->tokens;
+      if (!std::isnan(result->kl_sum)) continue;
+      row.faults.push_back({task.id, result->fault.empty()
+                                         ? "The results file says that it was not finite."
+                                         : result->fault});
     }
-    if (kl_tokens > 0) {
-      row.mean_kl = kl / static_cast<double>(kl_tokens);
-      row.mean_loss = loss / static_cast<double>(kl_tokens);
+    if (kl_tokens > 0 || !row.faults.empty()) {
+      const auto count = static_cast<double>(std::max<std::int64_t>(kl_tokens, 1));
+      row.mean_kl = kl / count;
+      row.mean_loss = loss / count;
     }
     if (seconds > 0) row.tokens_per_second = static_cast<double>(tokens) / seconds;
     return row;
@@ -403,8 +441,8 @@ double divergence(std::span<const float> p_logits, std::span<const float> q_logi
     const double log_q = static_cast<double>(q_logits[i]) - q_top - q_log_sum;
     total += std::exp(log_p) * (log_p - log_q);
   }
-  // Rounding can leave a few units in the last place below zero.
-  return std::max(0.0, total);
+  // Rounding can leave a few units in the last place below zero. NaN stays.
+  return total < 0 ? 0 : total;
 }
 
 std::vector<EvaluationRow> evaluate(const runtime::Model& model,

@@ -36,6 +36,13 @@ struct EvaluationOptions {
   std::function<void(std::string_view label, std::int64_t done, std::int64_t total)> progress;
 };
 
+// A prompt whose sequence or logits were not finite, in the state of a row or, where KL is
+// measured, in FP32. Its answer may be right up to there; its KL is not a number.
+struct PromptFault {
+  std::string id;
+  std::string reason;  // a sentence
+};
+
 // All prompts of one file in one state.
 struct EvaluationRow {
   std::string tier;
@@ -50,19 +57,20 @@ struct EvaluationRow {
   // fed token by token with the state kept in its format.
   double mean_kl = 0;
   // Mean over the same tokens of -log of the probability of the answer's token; exp of it is the
-  // perplexity. Known where mean_kl is.
+  // perplexity. Known where mean_kl is. Both are NaN when a prompt has a fault.
   double mean_loss = 0;
-  double tokens_per_second = 0;  // decoded tokens of all prompts over the time of decode steps
-  std::int64_t state_bytes = 0;  // boundary states, windows and metadata of one sequence
+  std::vector<PromptFault> faults;  // these prompts are part of the total
+  double tokens_per_second = 0;     // decoded tokens of all prompts over the time of decode steps
+  std::int64_t state_bytes = 0;     // boundary states, windows and metadata of one sequence
 };
 
 // "int8" and "step" of a format whose canonical text is "int8:step".
 std::string state_name(const runtime::StateFormat& format);
 std::string_view policy_name(const runtime::StateFormat& format);
 
-// Evaluates what the log does not hold yet; rows of finished files in the order files x states.
-// Stops within a step, with the rows of the files that are complete, when *cancel becomes true; a
-// batch that was under way leaves nothing in the log. Throws runtime::Error.
+// Evaluates what the log does not hold yet, faults included; rows of finished files in the order
+// files x states. Stops within a step, with the rows of the files that are complete, when *cancel
+// becomes true; a batch that was under way leaves nothing in the log. Throws runtime::Error.
 //
 // A prompt is right when greedy generation gives the answer, as tasks.h compares. Feeding the
 // answer and predicting each of its tokens and then the end is the same as generating it, bit by
@@ -76,7 +84,7 @@ std::vector<EvaluationRow> evaluate(const runtime::Model& model,
 // -log of the probability of `token` in nats of a distribution given as logits, in FP64.
 double token_loss(std::span<const float> logits, std::size_t token);
 
-// KL(p || q) in nats of two distributions given as logits, in FP64.
+// KL(p || q) in nats of two distributions given as logits, in FP64; NaN when a logit is NaN.
 double divergence(std::span<const float> p_logits, std::span<const float> q_logits);
 
 }  // namespace leapquant::lab

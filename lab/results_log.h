@@ -25,11 +25,13 @@ struct PromptResult {
   std::string state;   // canonical text of the format
   bool right = false;
   bool has_kl = false;
-  double kl_sum = 0;    // nats, over the tokens below
+  // Nats, over the tokens below; NaN, with has_kl, when a sequence or logits were not finite.
+  double kl_sum = 0;
   double loss_sum = 0;  // nats: -log of the probability of the answer's tokens and its end
   std::int64_t kl_tokens = 0;
   std::int64_t tokens = 0;  // decoded
   double seconds = 0;       // this prompt's share of the time of its batch
+  std::string fault;        // the sentence behind a NaN; not in the file
 };
 
 class ResultsLog {

@@ -32,10 +32,14 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-[[noreturn]] void refuse_logit(std::size_t index, float logit) {
+std::string describe_bad_logit(std::size_t index, float logit) {
   const std::string value = std::isnan(logit) ? "NaN" : logit > 0 ? "+inf" : "-inf";
-  throw Error("The logit of token " + std::to_string(index) + " is " + value +
-              "; the model's weights or state are damaged, or its numbers overflowed.");
+  return "The logit of token " + std::to_string(index) + " is " + value +
+         "; the model's weights or state are damaged, or its numbers overflowed.";
+}
+
+[[noreturn]] void refuse_logit(std::size_t index, float logit) {
+  throw Error(describe_bad_logit(index, logit));
 }
 
 }  // namespace
@@ -55,6 +59,13 @@ Pick pick_of(std::span<const float> logits) {
     }
   }
   return pick;
+}
+
+std::string fault_of_logits(std::span<const float> logits) {
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (!std::isfinite(logits[i])) return describe_bad_logit(i, logits[i]);
+  }
+  return "";
 }
 
 void check_sampling_options(const SamplingOptions& options) {

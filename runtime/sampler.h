@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,9 @@ struct Pick {
   float bad_logit = 0;  // that one
 };
 Pick pick_of(std::span<const float> logits);
+
+// Empty, or a sentence about the first logit that is not finite.
+std::string fault_of_logits(std::span<const float> logits);
 
 // Throws Error that names the option, its value and its range.
 void check_sampling_options(const SamplingOptions& options);

@@ -13,6 +13,7 @@
 #include "lab/machine_speed.h"
 #include "runtime/batch.h"
 #include "runtime/error.h"
+#include "runtime/sampler.h"
 #include "tool/byte_size.h"
 #include "tool/console.h"
 #include "tool/interrupt.h"
@@ -59,6 +60,14 @@ std::vector<std::span<const std::byte>> weights_of(const runtime::Model& model) 
   return pieces;
 }
 
+// The speed of a sequence that has stopped says nothing.
+void require_finite(const runtime::Batch& batch, runtime::SequenceId sequence,
+                    std::span<const float> logits) {
+  std::string fault = batch.fault(sequence);
+  if (fault.empty()) fault = runtime::fault_of_logits(logits);
+  if (!fault.empty()) throw runtime::Error(fault);
+}
+
 GenerateBenchRow measure(const LoadedModel& loaded, const runtime::StateFormat& format,
                          std::int64_t tokens) {
   runtime::Batch batch(loaded.model, format, loaded.threads);
@@ -70,6 +79,7 @@ GenerateBenchRow measure(const LoadedModel& loaded, const runtime::StateFormat& 
   std::vector<float> logits(static_cast<std::size_t>(loaded.model.config().vocab_size));
   const runtime::Feed feed{*sequence, prompt};
   batch.prefill(std::span(&feed, 1), logits);
+  require_finite(batch, *sequence, logits);
 
   std::vector<std::span<const std::byte>> pieces = weights_of(loaded.model);
   const std::vector<std::byte> state(static_cast<std::size_t>(batch.state_bytes().total()),
@@ -92,6 +102,7 @@ GenerateBenchRow measure(const LoadedModel& loaded, const runtime::StateFormat& 
       batch.decode(std::span(&one, 1), logits);
     }
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count() / kWindow);
+    require_finite(batch, *sequence, logits);
     floors.push_back(lab::read_seconds(pieces));
   }
   row.seconds = median(seconds);

@@ -4,6 +4,7 @@
 // divergence from an FP32 state, speed and bytes.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -68,7 +69,28 @@ nlohmann::ordered_json as_json(const lab::EvaluationRow& row) {
   line["mean_loss"] = row.has_kl ? nlohmann::ordered_json(row.mean_loss) : nullptr;
   line["tokens_per_second"] = row.tokens_per_second;
   line["state_bytes"] = row.state_bytes;
+  for (const lab::PromptFault& fault : row.faults) {
+    line["faults"].push_back({{"id", fault.id}, {"fault", fault.reason}});
+  }
   return line;
+}
+
+std::string show_kl(const lab::EvaluationRow& row) {
+  if (!row.has_kl) return "-";
+  return std::isnan(row.mean_kl) ? "NaN" : fmt::format("{:.2e}", row.mean_kl);
+}
+
+// Whether there were any.
+bool complain_of_faults(const std::vector<lab::EvaluationRow>& rows) {
+  bool any = false;
+  for (const lab::EvaluationRow& row : rows) {
+    for (const lab::PromptFault& fault : row.faults) {
+      complain(fmt::format("Prompt {} of {}/{}, state {} ({}): {}", fault.id, row.tier, row.task,
+                           row.state, row.policy, fault.reason));
+      any = true;
+    }
+  }
+  return any;
 }
 
 void print_table(const std::vector<lab::EvaluationRow>& rows) {
@@ -76,7 +98,7 @@ void print_table(const std::vector<lab::EvaluationRow>& rows) {
                ">tokens per second", ">state bytes"});
   for (const lab::EvaluationRow& row : rows) {
     table.add({row.tier, row.task, row.state, row.policy, std::to_string(row.correct),
-               std::to_string(row.total), row.has_kl ? fmt::format("{:.2e}", row.mean_kl) : "-",
+               std::to_string(row.total), show_kl(row),
                fmt::format("{:.0f}", row.tokens_per_second), show_count(row.state_bytes)});
   }
   print(table.text());
@@ -146,11 +168,13 @@ void run_eval(const EvalArguments& arguments) {
     print_totals(rows);
   }
   flush_output();
+  const bool failed = complain_of_faults(rows);
   if (interrupted()) {
     throw runtime::Error(arguments.csv.empty()
                              ? "Interrupted; with --csv FILE an evaluation can be continued."
                              : "Interrupted; call the same command again to continue.");
   }
+  if (failed) throw runtime::Error("Not every prompt was completed.");
 }
 
 }  // namespace

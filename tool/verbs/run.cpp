@@ -51,6 +51,7 @@ std::filesystem::path find_model() {
 
 struct Answer {
   bool right = false;
+  std::string fault;  // a sentence: why there is no answer; empty: there is one
   std::string shown;  // what is compared, shortened
   std::size_t tokens = 0;
 };
@@ -105,7 +106,8 @@ Column solve(const LoadedModel& loaded, const runtime::StateFormat& format,
   for (std::size_t i = 0; i < files.size(); ++i) {
     const lab::Task& task = files[i].tasks.front();
     Answer& answer = column.answers.emplace_back();
-    answer.right = lab::is_right(task, completions[i].text);
+    answer.fault = completions[i].fault;
+    answer.right = answer.fault.empty() && lab::is_right(task, completions[i].text);
     answer.shown = shortened(lab::compared_part(completions[i].text, task.check), 36);
     answer.tokens = completions[i].tokens.size();
     column.right += answer.right ? 1 : 0;
@@ -114,6 +116,11 @@ Column solve(const LoadedModel& loaded, const runtime::StateFormat& format,
   column.boundary_bytes = batch.state_bytes().boundary;
   column.tokens_per_second = statistics.tokens_per_second();
   return column;
+}
+
+const char* verdict(const Answer& answer) {
+  if (!answer.fault.empty()) return "FAULT";
+  return answer.right ? "right" : "WRONG";
 }
 
 void print_answers(const std::vector<lab::TaskFile>& files, const std::vector<Column>& columns) {
@@ -128,15 +135,16 @@ void print_answers(const std::vector<lab::TaskFile>& files, const std::vector<Co
                                     std::to_string(columns.front().answers[i].tokens)};
     for (const Column& column : columns) {
       row.push_back(column.answers[i].shown);
-      row.emplace_back(column.answers[i].right ? "right" : "WRONG");
+      row.emplace_back(verdict(column.answers[i]));
     }
     table.add(std::move(row));
   }
   print(table.text());
   bool shared = false;
   for (std::size_t i = 0; i < files.size(); ++i) {
-    shared |= std::all_of(columns.begin(), columns.end(),
-                          [&](const Column& column) { return !column.answers[i].right; });
+    shared |= std::all_of(columns.begin(), columns.end(), [&](const Column& column) {
+      return !column.answers[i].right && column.answers[i].fault.empty();
+    });
   }
   if (shared && columns.front().format.is_fp32()) {
     print(
@@ -161,6 +169,43 @@ void print_summary(const runtime::ModelConfig& config, const std::vector<Column>
   print("\n" + table.text());
 }
 
+void print_lines(const std::vector<lab::TaskFile>& files, const std::vector<Column>& columns) {
+  for (const Column& column : columns) {
+    nlohmann::ordered_json line;
+    line["state"] = lab::state_name(column.format);
+    line["policy"] = lab::policy_name(column.format);
+    line["correct"] = column.right;
+    line["total"] = column.answers.size();
+    line["state_bytes"] = column.state_bytes;
+    line["boundary_bytes"] = column.boundary_bytes;
+    line["tokens_per_second"] = column.tokens_per_second;
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      nlohmann::ordered_json answer;
+      answer["task"] = files[i].name;
+      answer["id"] = files[i].tasks.front().id;
+      answer["right"] = column.answers[i].right;
+      answer["tokens"] = column.answers[i].tokens;
+      if (!column.answers[i].fault.empty()) answer["fault"] = column.answers[i].fault;
+      line["answers"].push_back(answer);
+    }
+    print_json(line);
+  }
+}
+
+// Throws when an answer is none.
+void require_answers(const std::vector<lab::TaskFile>& files, const std::vector<Column>& columns) {
+  bool failed = false;
+  for (const Column& column : columns) {
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      if (column.answers[i].fault.empty()) continue;
+      complain(fmt::format("Prompt {} of {}, state {}: {}", files[i].tasks.front().id,
+                           files[i].name, column.format.text, column.answers[i].fault));
+      failed = true;
+    }
+  }
+  if (failed) throw runtime::Error("Not every prompt was completed.");
+}
+
 void run_run(const RunArguments& arguments) {
   const std::filesystem::path folder =
       arguments.model.empty() ? find_model() : std::filesystem::path(arguments.model);
@@ -177,30 +222,14 @@ void run_run(const RunArguments& arguments) {
   for (const auto& format : formats) {
     columns.push_back(solve(loaded, format, files, arguments.quiet));
   }
-  if (!arguments.json) {
+  if (arguments.json) {
+    print_lines(files, columns);
+  } else {
     print_answers(files, columns);
     print_summary(loaded.model.config(), columns);
-    return;
   }
-  for (const Column& column : columns) {
-    nlohmann::ordered_json line;
-    line["state"] = lab::state_name(column.format);
-    line["policy"] = lab::policy_name(column.format);
-    line["correct"] = column.right;
-    line["total"] = column.answers.size();
-    line["state_bytes"] = column.state_bytes;
-    line["boundary_bytes"] = column.boundary_bytes;
-    line["tokens_per_second"] = column.tokens_per_second;
-    for (std::size_t i = 0; i < files.size(); ++i) {
-      nlohmann::ordered_json answer;
-      answer["task"] = files[i].name;
-      answer["id"] = files[i].tasks.front().id;
-      answer["right"] = column.answers[i].right;
-      answer["tokens"] = column.answers[i].tokens;
-      line["answers"].push_back(answer);
-    }
-    print_json(line);
-  }
+  flush_output();
+  require_answers(files, columns);
 }
 
 }  // namespace

@@ -39,6 +39,14 @@ TEST(Divergence, IsTheSumOfItsDefinition) {
   EXPECT_GT(std::abs(divergence(q, p) - expected), 1e-3);
 }
 
+TEST(Divergence, OfLogitsThatAreNoNumbersIsNone) {
+  const std::vector<float> good = {1, 2};
+  for (const std::vector<float>& bad : {std::vector<float>{NAN, 2}, {1, NAN}, {NAN, NAN}}) {
+    EXPECT_TRUE(std::isnan(divergence(good, bad)));
+    EXPECT_TRUE(std::isnan(divergence(bad, good)));
+  }
+}
+
 TEST(Divergence, TakesLargeLogits) {
   const std::vector<float> p = {10000, -10000};
   const std::vector<float> q = {-10000, 10000};
