@@ -7,11 +7,17 @@
 #include <cuda_fp16.h>
 
 #include "cuda/call_128.cuh"
+#include "cuda/numbers_128.cuh"
 #include "cuda/ptx.cuh"
 
 namespace leapquant::cuda::decoding_128 {
 
 using namespace device_128;
+using numbers_128::half_at;
+using numbers_128::kAll;
+using numbers_128::log8_value;
+using numbers_128::split;
+using numbers_128::sum_of_warp;
 
 constexpr int32_t kPlaneWords = 36;   // 32 words of one byte plane, padded against bank conflicts
 constexpr int32_t kLimbBytes = 1024;  // both vectors as FP16, high and low parts
@@ -24,7 +30,6 @@ constexpr int32_t kScalesAt = 768;
 constexpr int32_t kScalarsAt = 1280;
 constexpr int32_t kDecaysAt = 1296;
 constexpr int32_t kInputBytes = 1424;
-constexpr uint32_t kAll = 0xffffffffu;
 
 // Shared memory of one block, in bytes from its start. Every pair of warps has scratch of its own,
 // `scratch` bytes from the next one's: places from `limbs` on are the first pair's.
@@ -75,12 +80,6 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
 
 __device__ __forceinline__ float dot_four(float4 a, float4 b) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
-}
-
-__device__ __forceinline__ float sum_of_warp(float x) {
-#pragma unroll
-  for (int32_t step = 16; step >= 1; step >>= 1) x += __shfl_xor_sync(kAll, x, step);
-  return x;
 }
 
 // Sums of a and of b over the lanes: lanes 0 to 15 receive the first, the others the second.
@@ -180,14 +179,6 @@ __device__ __forceinline__ float to_top(uint32_t bits, float* back) {
   return __uint_as_float((268u - exponent) << 23);
 }
 
-// x and y as pairs of FP16: high parts, and what they leave.
-__device__ __forceinline__ void split(float x, float y, uint32_t* high, uint32_t* low) {
-  const __half2 h = __floats2half2_rn(x, y);
-  const __half2 l = __floats2half2_rn(x - __low2float(h), y - __high2float(h));
-  *high = *reinterpret_cast<const uint32_t*>(&h);
-  *low = *reinterpret_cast<const uint32_t*>(&l);
-}
-
 // A vector's largest magnitude over the lanes, as bits.
 __device__ __forceinline__ uint32_t largest_of_warp(float4 x) {
   return __reduce_max_sync(
@@ -206,10 +197,6 @@ __device__ __forceinline__ void write_limbs(float4 x, int32_t vector, char* limb
   split(x.z, x.w, &high.y, &low.y);
   *reinterpret_cast<uint2*>(at) = high;
   if (kLow) *reinterpret_cast<uint2*>(at + 128) = low;
-}
-
-__device__ __forceinline__ float half_at(const char* at, int32_t index) {
-  return __half2float(*reinterpret_cast<const __half*>(at + 2 * index));
 }
 
 // Writes the byte planes of one read vector (vector 0 or 1) and returns what one unit stands for.
@@ -342,22 +329,6 @@ __device__ __forceinline__ void store_values(char* row, int32_t type, int32_t pl
   } else {
     reinterpret_cast<unsigned short*>(row)[place] = static_cast<unsigned short>(pair);
   }
-}
-
-// Value of a log8 byte: 2^((n - 128) / 8), bitwise the table of core/numeric.
-__device__ __forceinline__ float log8_value(uint32_t n) {
-  const bool one = (n & 1u) != 0;
-  const bool two = (n & 2u) != 0;
-  const float a = select_float(one, static_cast<float>(1.0905077326652577), 1.0f);
-  const float b = select_float(one, static_cast<float>(1.2968395546510096),
-                               static_cast<float>(1.1892071150027210));
-  const float c = select_float(one, static_cast<float>(1.5422108254079408),
-                               static_cast<float>(1.4142135623730951));
-  const float d = select_float(one, static_cast<float>(1.8340080864093424),
-                               static_cast<float>(1.6817928305074290));
-  const float low = select_float(two, b, a);
-  const float high = select_float(two, d, c);
-  return select_float((n & 4u) != 0, high, low) * __uint_as_float((n / 8 + 111u) << 23);
 }
 
 }  // namespace leapquant::cuda::decoding_128

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Number conversions of the fold, bit for bit those of core/numeric, and sums over lanes.
+// Number conversions of the fold, bit for bit those of core/numeric, and sums of neighbours.
 #pragma once
 
 #include <cuda_fp16.h>
 
 #include <cstdint>
 
-#include "cuda/ptx.cuh"
+#include "cuda/numbers_128.cuh"
 
 namespace leapquant::cuda::folding_128 {
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-#pragma unroll
-  for (int32_t step = 16; step >= 1; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
+using numbers_128::half_at;
+using numbers_128::kAll;
+using numbers_128::log8_value;
+using numbers_128::split;
+using numbers_128::sum_of_warp;
 
 // Sum of eight neighbouring floats, 16-byte aligned.
 __device__ __forceinline__ float sum_of_eight(const float* at) {
@@ -27,30 +27,6 @@ __device__ __forceinline__ float sum_of_eight(const float* at) {
 // 2^exponent, -126 .. 127.
 __device__ __forceinline__ float power_of_two(int32_t exponent) {
   return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
-}
-
-__device__ __forceinline__ float half_at(const char* at, int32_t index) {
-  return __half2float(*reinterpret_cast<const __half*>(at + 2 * index));
-}
-
-// x and y as pairs of FP16: high parts, and what they leave.
-__device__ __forceinline__ void split(float x, float y, uint32_t* high, uint32_t* low) {
-  const __half2 h = __floats2half2_rn(x, y);
-  const __half2 l = __floats2half2_rn(x - __low2float(h), y - __high2float(h));
-  *high = *reinterpret_cast<const uint32_t*>(&h);
-  *low = *reinterpret_cast<const uint32_t*>(&l);
-}
-
-// Value of a log8 byte: 2^((n - 128) / 8), bitwise the table of core/numeric.
-__device__ __forceinline__ float log8_value(uint32_t n) {
-  const bool one = (n & 1u) != 0;
-  const bool two = (n & 2u) != 0;
-  const float low = select_float(two, select_float(one, 1.2968395546510096f, 1.1892071150027210f),
-                                 select_float(one, 1.0905077326652577f, 1.0f));
-  const float high = select_float(two, select_float(one, 1.8340080864093424f, 1.6817928305074290f),
-                                  select_float(one, 1.5422108254079408f, 1.4142135623730951f));
-  const float eighth = select_float((n & 4u) != 0, high, low);
-  return eighth * __uint_as_float((n / 8 + 111u) << 23);
 }
 
 // Byte of a factor >= 0: the number of thresholds at or below it (core/numeric).

@@ -16,7 +16,6 @@ namespace leapquant::cuda::folding_128 {
 
 using namespace device_128;
 
-constexpr uint32_t kAll = 0xffffffffu;
 constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / 32;
 // A row of the rebuild: the key side in FP16, high and low parts in operand order, and the value

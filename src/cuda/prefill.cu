@@ -102,6 +102,13 @@ __device__ void prefill_head(const Call& call, const Block& block, int32_t seque
   if (block.thread == 0) *base_at = end;
 }
 
+// The state at hand, where a stretch's recurrence finds it.
+__device__ __forceinline__ void keep_state(const Block& block, float* kept) {
+  for (int32_t e = block.thread; e < block.k_dim * block.v_dim; e += kBlockThreads) {
+    kept[e] = block.state[e];
+  }
+}
+
 __global__ void __launch_bounds__(kBlockThreads, 2)
     prefill_kernel(const __grid_constant__ Call call) {
   extern __shared__ __align__(64) char shared[];
@@ -161,9 +168,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
                   call.base[head_index(call, item.slot, item.v_head)],
                   call.positions[item.sequence]);
     float* kept = kept_state(call, i);
-    for (int32_t e = block.thread; e < block.k_dim * block.v_dim; e += kBlockThreads) {
-      kept[e] = block.state[e];
-    }
+    keep_state(block, kept);
     __syncthreads();
   }
 }
@@ -192,10 +197,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
       __syncthreads();
       if (stretch.checkpoint >= 0) {
         take_checkpoint(call, block, f, item.v_head, call.checkpoints[stretch.checkpoint], kept);
-        for (int32_t e = block.thread; e < block.k_dim * block.v_dim && call.through != 0;
-             e += kBlockThreads) {
-          kept[e] = block.state[e];
-        }
+        if (call.through != 0) keep_state(block, kept);
       } else {
         encode_state(block, f, nullptr, boundary_of(call, item.slot, item.v_head),
                      health_at(call, item.slot, item.v_head));
@@ -233,9 +235,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     const int32_t slot = call.checkpoints[stretch.checkpoint].state_slot;
     compose_state(block, format_of(call, item.v_head), boundary_of(call, slot, item.v_head));
     float* kept = kept_state(call, i);
-    for (int32_t e = block.thread; e < block.k_dim * block.v_dim; e += kBlockThreads) {
-      kept[e] = block.state[e];
-    }
+    keep_state(block, kept);
     __syncthreads();
   }
 }

@@ -174,14 +174,6 @@ __device__ __forceinline__ void store_shared(uint32_t shared, int32_t word) {
 __device__ __forceinline__ void sync_threads(int32_t id, int32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Two floats to shared memory where `condition`, without a branch.
-__device__ __forceinline__ void store_pair_if(uint32_t condition, uint32_t shared, float a,
-                                              float b) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.shared.v2.f32 [%1], {%2, %3};}" ::"r"(condition),
-      "r"(shared), "f"(a), "f"(b)
-      : "memory");
-}
 
 // ---- Matrix units ----
 
@@ -233,16 +225,6 @@ __device__ __forceinline__ void mma_fp16_short(float (&d)[4], uint32_t a0, uint3
       : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// D[16, 8] += A[16, 8] B[8, 8], TF32 operands, FP32 accumulators.
-__device__ __forceinline__ void mma_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                         uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 // D[16, 8] += A[16, 16] B[16, 8], BF16 operands, FP32 accumulators.
 __device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                          uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -286,18 +268,6 @@ __device__ __forceinline__ void group_mma_bf16_32(float (&d)[4][4], const uint32
       : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
         "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
         "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<uint32_t>(add)),
-        "n"(kTransposed ? 1 : 0));
-}
-// The same with 16 columns.
-template <bool kTransposed>
-__device__ __forceinline__ void group_mma_bf16_16(float (&d)[2][4], const uint32_t (&a)[4],
-                                                  uint64_t b, bool add) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.u32 p, %13, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, %14;}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
-        "+f"(d[1][2]), "+f"(d[1][3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<uint32_t>(add)),
         "n"(kTransposed ? 1 : 0));
 }
@@ -420,11 +390,6 @@ __device__ __forceinline__ float select_float(bool condition, float a, float b) 
   return result;
 }
 
-__device__ __forceinline__ float sqrt_fast(float x) {
-  float result;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 __device__ __forceinline__ float exp2_fast(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
