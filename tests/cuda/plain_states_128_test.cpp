@@ -42,7 +42,7 @@ void expect_all(const TestBackend& backend, const Tokens& tokens, const std::str
       Session session(backend, make_test_layout(tokens.shape, std::string(format)), 1);
       session.reset(0);
       expect_oracle(&session, tokens, 0, tokens.count, step, format + (", " + where),
-                    step == 1 ? 2e-5 : 1e-4);
+                    step == 1 ? 2e-5 : kSeveralTokensBar);
     }
     for (const char* format : kPerStep) {
       Session session(backend, make_test_layout(tokens.shape, std::string(format)), 1);
