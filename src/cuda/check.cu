@@ -8,6 +8,7 @@
 #include "cuda/check.cuh"
 #include "cuda/finite.cuh"
 #include "cuda/operations.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/token.cuh"
 
 namespace leapquant::cuda {
@@ -165,7 +166,8 @@ __device__ void lower_status(int32_t* status, int32_t fault) {
 }
 
 __global__ void __launch_bounds__(kBlockThreads)
-    check_inputs_kernel(const __grid_constant__ Call call, int32_t call_tokens, int32_t slices) {
+    check_inputs_kernel(const __grid_constant__ Call call, int32_t call_tokens, int32_t slices,
+                        bool beside) {
   const int64_t items = int64_t{call.batch} * slices;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const int32_t i = static_cast<int32_t>(item / slices);
@@ -201,6 +203,7 @@ __global__ void __launch_bounds__(kBlockThreads)
                    not_finite ? LEAPQUANT_NON_FINITE_INPUT : LEAPQUANT_POSITIVE_LOG_DECAY);
     }
   }
+  if (beside) wait_for_previous_grid();
 }
 
 __global__ void __launch_bounds__(kBlockThreads)
@@ -229,13 +232,38 @@ unsigned blocks_for(int64_t items) {
 
 }  // namespace
 
-cudaError_t launch_checks(const Call& call, int32_t tokens, cudaStream_t stream) {
+cudaError_t launch_sequence_checks(const Call& call, int32_t tokens, cudaStream_t stream) {
   check_sequences_kernel<<<blocks_for(call.batch), kBlockThreads, 0, stream>>>(call, tokens);
-  if (tokens == 0) return cudaGetLastError();
-  if (const cudaError_t error = cudaGetLastError()) return error;
-  const int32_t slices = tokens < 0 ? 16 * kSlices : kSlices;
-  check_inputs_kernel<<<blocks_for(int64_t{call.batch} * slices), kBlockThreads, 0, stream>>>(
-      call, tokens, slices);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_prefill_input_checks(const Call& call, bool beside, cudaStream_t stream) {
+  if (beside) {
+    // Kernels of unlike divisions of a multiprocessor's memory do not share it.
+    const cudaError_t error =
+        cudaFuncSetAttribute(check_inputs_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  constexpr int32_t kPrefillSlices = 16 * kSlices;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks_for(int64_t{call.batch} * kPrefillSlices));
+  config.blockDim = dim3(kBlockThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = beside ? 1 : 0;
+  return cudaLaunchKernelEx(&config, check_inputs_kernel, call, -1, kPrefillSlices, beside);
+}
+
+cudaError_t launch_checks(const Call& call, int32_t tokens, cudaStream_t stream) {
+  if (const cudaError_t error = launch_sequence_checks(call, tokens, stream)) return error;
+  if (tokens == 0) return cudaSuccess;
+  if (tokens < 0) return launch_prefill_input_checks(call, false, stream);
+  check_inputs_kernel<<<blocks_for(int64_t{call.batch} * kSlices), kBlockThreads, 0, stream>>>(
+      call, tokens, kSlices, false);
   return cudaGetLastError();
 }
 

@@ -11,6 +11,11 @@ namespace leapquant::cuda {
 // Finds the faults of every sequence and writes call.status. `tokens`: of a decode, 0: none, -1:
 // those of token_offsets (prefill).
 cudaError_t launch_checks(const Call& call, int32_t tokens, cudaStream_t stream);
+// The same in two launches of their own: all but the inputs, then the inputs of a prefill. beside:
+// while the launch before it, which triggers dependents, may still be at work; it is done when
+// the check is.
+cudaError_t launch_sequence_checks(const Call& call, int32_t tokens, cudaStream_t stream);
+cudaError_t launch_prefill_input_checks(const Call& call, bool beside, cudaStream_t stream);
 // Matrices to import that are not finite fault their sequence.
 cudaError_t launch_matrix_check(const Call& call, cudaStream_t stream);
 

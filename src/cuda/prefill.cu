@@ -109,6 +109,14 @@ __device__ __forceinline__ void keep_state(const Block& block, float* kept) {
   }
 }
 
+// The same of the columns that this block has.
+__device__ __forceinline__ void keep_columns(const Block& block, float* kept) {
+  for (int32_t row = block.row_begin; row < block.row_end; ++row) {
+    const int32_t e = row * block.v_dim + block.column;
+    kept[e] = block.state[e];
+  }
+}
+
 __global__ void __launch_bounds__(kBlockThreads, 2)
     prefill_kernel(const __grid_constant__ Call call) {
   extern __shared__ __align__(64) char shared[];
@@ -149,16 +157,21 @@ __device__ Item item_of(const Call& call, int64_t index) {
   return item;
 }
 
-// The state at the sequence's position, into the workspace; zero outputs where there is none.
+// The state at the sequence's position, into the workspace; zero outputs where there is none. Few
+// items: `pieces` blocks share the rows of a state.
 __global__ void __launch_bounds__(kBlockThreads, 2)
-    begin_kernel(const __grid_constant__ Call call, const StretchRange range) {
+    begin_kernel(const __grid_constant__ Call call, const StretchRange range, int32_t pieces) {
   extern __shared__ __align__(64) char shared[];
-  const Block block(call, shared);
-  for (int32_t i = static_cast<int32_t>(blockIdx.x); i < range.count;
-       i += static_cast<int32_t>(gridDim.x)) {
+  Block block(call, shared);
+  const int32_t piece = static_cast<int32_t>(blockIdx.x) % pieces;
+  const int32_t rows = block.row_end - block.row_begin;
+  block.row_end = block.row_begin + rows * (piece + 1) / pieces;
+  block.row_begin += rows * piece / pieces;
+  for (int32_t i = static_cast<int32_t>(blockIdx.x) / pieces; i < range.count;
+       i += static_cast<int32_t>(gridDim.x) / pieces) {
     const Item item = item_of(call, range.first + i);
     if (!item.alive) {
-      zero_outputs(call, block, item.sequence, item.v_head);
+      if (piece == 0) zero_outputs(call, block, item.sequence, item.v_head);
       continue;
     }
     const int32_t window_slot = window_slot_of(call, item.sequence);
@@ -168,12 +181,13 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
                   call.base[head_index(call, item.slot, item.v_head)],
                   call.positions[item.sequence]);
     float* kept = kept_state(call, i);
-    keep_state(block, kept);
+    keep_columns(block, kept);
     __syncthreads();
   }
 }
 
-// The state after a stretch, into the checkpoint's slot or the sequence's own.
+// The state after a stretch, into the checkpoint's slot or the sequence's own. What was computed
+// for a sequence whose inputs turned out to be at fault becomes zero.
 __global__ void __launch_bounds__(kBlockThreads, 2)
     end_kernel(const __grid_constant__ Call call, const StretchRange range) {
   extern __shared__ __align__(64) char shared[];
@@ -181,7 +195,10 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   for (int32_t i = static_cast<int32_t>(blockIdx.x); i < range.count;
        i += static_cast<int32_t>(gridDim.x)) {
     const Item item = item_of(call, range.first + i);
-    if (!item.alive) continue;
+    if (!item.alive) {
+      zero_outputs(call, block, item.sequence, item.v_head);
+      continue;
+    }
     const Stretch stretch = stretch_of(call, item.sequence, range.stretch);
     if (stretch.checkpoint == -2) continue;
     const HeadFormat& f = format_of(call, item.v_head);
@@ -211,16 +228,25 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
 }
 
-// The launch that takes states through a stretch.
-auto recurrence_of(const Call& call) {
-  if (!chunks_serve(call)) return launch_columns;
+// Whether the recurrence goes by chunks_128.
+bool by_chunks_128(const Call& call) {
 #ifdef LEAPQUANT_CUDA_90A
-  if (chunks_128_serve(call)) return launch_chunks_128;
+  return chunks_128_serve(call);
+#else
+  static_cast<void>(call);
+  return false;
 #endif
-  return launch_chunks;
 }
 
-#ifdef LEAPQUANT_CUDA_128
+// The launch that takes states through a stretch.
+cudaError_t launch_recurrence(const Call& call, const StretchRange& range, cudaStream_t stream) {
+#ifdef LEAPQUANT_CUDA_90A
+  if (by_chunks_128(call)) return launch_chunks_128(call, range, stream);
+#endif
+  return chunks_serve(call) ? launch_chunks(call, range, stream)
+                            : launch_columns(call, range, stream);
+}
+
 // What a stretch's checkpoint holds goes on.
 __global__ void __launch_bounds__(kBlockThreads, 2)
     through_kernel(const __grid_constant__ Call call, const StretchRange range) {
@@ -235,14 +261,12 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     const int32_t slot = call.checkpoints[stretch.checkpoint].state_slot;
     compose_state(block, format_of(call, item.v_head), boundary_of(call, slot, item.v_head));
     float* kept = kept_state(call, i);
-    keep_state(block, kept);
+    keep_columns(block, kept);
     __syncthreads();
   }
 }
-#endif
 
-// The launches that bring states into slots. With end_128 a state goes on through a checkpoint as
-// composed from what it wrote, as a later hit does.
+// The launches that bring states into slots.
 cudaError_t launch_end(const Layout& layout, const Call& call, const StretchRange& range,
                        unsigned grid, cudaStream_t stream) {
   const auto shared = static_cast<size_t>(call.scratch.shared_bytes);
@@ -252,7 +276,6 @@ cudaError_t launch_end(const Layout& layout, const Call& call, const StretchRang
     if (error != cudaSuccess || call.through == 0 || range.stretch == call.num_checkpoints) {
       return error;
     }
-    if (const cudaError_t allowed = allow_shared(through_kernel, call)) return allowed;
     through_kernel<<<grid, kBlockThreads, shared, stream>>>(call, range);
     return cudaGetLastError();
   }
@@ -262,22 +285,31 @@ cudaError_t launch_end(const Layout& layout, const Call& call, const StretchRang
   return cudaGetLastError();
 }
 
-// Items go in waves as large as the workspace has room for states.
-cudaError_t prefill_by_stretches(const Layout& layout, const Call& call, cudaStream_t stream) {
+// Items go in waves as large as the workspace has room for states. *checked: the inputs are; else
+// they will be beside the first recurrence, before any state is written.
+cudaError_t prefill_by_stretches(const Layout& layout, const Call& call, bool* checked,
+                                 cudaStream_t stream) {
   if (const cudaError_t error = allow_shared(begin_kernel, call)) return error;
   if (const cudaError_t error = allow_shared(end_kernel, call)) return error;
+  if (const cudaError_t error = allow_shared(through_kernel, call)) return error;
   const auto shared = static_cast<size_t>(call.scratch.shared_bytes);
   const int64_t items = int64_t{call.batch} * call.num_heads;
-  const auto recur = recurrence_of(call);
+  constexpr int32_t kFewItems = 64;
   StretchRange range = {};
   for (range.first = 0; range.first < items; range.first += kKeptStates) {
     range.count = static_cast<int32_t>(std::min<int64_t>(kKeptStates, items - range.first));
     const auto grid = static_cast<unsigned>(
         call.scratch.block_bytes > 0 ? std::min(range.count, kScratchBlocks) : range.count);
-    begin_kernel<<<grid, kBlockThreads, shared, stream>>>(call, range);
+    const int32_t pieces = call.scratch.block_bytes == 0 && range.count <= kFewItems ? 4 : 1;
+    begin_kernel<<<grid* static_cast<unsigned>(pieces), kBlockThreads, shared, stream>>>(
+        call, range, pieces);
     if (const cudaError_t error = cudaGetLastError()) return error;
     for (range.stretch = 0; range.stretch <= call.num_checkpoints; ++range.stretch) {
-      if (const cudaError_t error = recur(call, range, stream)) return error;
+      if (const cudaError_t error = launch_recurrence(call, range, stream)) return error;
+      if (!*checked) {
+        if (const cudaError_t error = launch_prefill_input_checks(call, true, stream)) return error;
+        *checked = true;
+      }
       if (const cudaError_t error = launch_end(layout, call, range, grid, stream)) return error;
     }
   }
@@ -287,10 +319,15 @@ cudaError_t prefill_by_stretches(const Layout& layout, const Call& call, cudaStr
 }  // namespace
 
 cudaError_t prefill_general(const Layout& layout, Call* call, cudaStream_t stream) {
-  if (const cudaError_t error = launch_checks(*call, -1, stream)) return error;
+  if (const cudaError_t error = launch_sequence_checks(*call, -1, stream)) return error;
+  bool checked = !by_chunks_128(*call);  // else beside the first recurrence
+  if (checked) {
+    if (const cudaError_t error = launch_prefill_input_checks(*call, false, stream)) return error;
+  }
   if (columns_serve(*call)) {  // whatever chunks serve, columns do too
-    return for_head_ranges(
-        layout, call, [&](const Call& part) { return prefill_by_stretches(layout, part, stream); });
+    return for_head_ranges(layout, call, [&](const Call& part) {
+      return prefill_by_stretches(layout, part, &checked, stream);
+    });
   }
   const auto kernel = prefill_kernel;
   if (const cudaError_t error = allow_shared(kernel, *call)) return error;

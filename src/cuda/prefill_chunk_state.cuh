@@ -53,9 +53,27 @@ __device__ __forceinline__ void multiply_triangle(const Tiles<4>& a,
   }
 }
 
+// Writes the outputs of `count` tokens number by number.
+template <int32_t kTiles>
+__device__ __noinline__ void store_numbers(const Call& call, const ChunkPlace& at, int32_t first,
+                                           int32_t count, int32_t column, const Tiles<kTiles> out) {
+  char* start =
+      call.output.data + (at.token + first) * call.output.token + at.v_head * call.output.head;
+#pragma unroll 1
+  for (int32_t e = 0; e < 4 * kTiles; ++e) {
+    const int32_t token = 2 * (e & ~3) + 2 * (at.lane & 3) + (e & 1);
+    if (token < count) {
+      store_number(start + token * call.output.token, call.output.type,
+                   column + (at.lane >> 2) + 8 * ((e >> 1) & 1), out[e >> 2][e & 3]);
+    }
+  }
+}
+
 // Writes the outputs of `count` tokens: transposed back to pairs of columns where these are words.
+template <int32_t kTiles>
 __device__ __forceinline__ void store_chunk(const Call& call, const ChunkPlace& at, int32_t first,
-                                            int32_t count, int32_t column, const Tiles<4>& out) {
+                                            int32_t count, int32_t column,
+                                            const Tiles<kTiles>& out) {
   const int32_t g = at.lane >> 2;
   const int32_t t = at.lane & 3;
   const Rows& rows = call.output;
@@ -64,7 +82,7 @@ __device__ __forceinline__ void store_chunk(const Call& call, const ChunkPlace& 
       ((reinterpret_cast<uintptr_t>(start) | static_cast<uint64_t>(rows.token)) & 3) == 0;
   if (rows.type == LEAPQUANT_BF16 && words) {
 #pragma unroll
-    for (int32_t n = 0; n < 4; ++n) {
+    for (int32_t n = 0; n < kTiles; ++n) {
       const uint32_t low = transpose_matrix(pack_bf16(out[n][0], out[n][1]));
       const uint32_t high = transpose_matrix(pack_bf16(out[n][2], out[n][3]));
       const int32_t token = 8 * n + g;
@@ -75,16 +93,13 @@ __device__ __forceinline__ void store_chunk(const Call& call, const ChunkPlace& 
     }
     return;
   }
+  float copy[kTiles][4];
 #pragma unroll
-  for (int32_t n = 0; n < 4; ++n) {
+  for (int32_t n = 0; n < kTiles; ++n) {
 #pragma unroll
-    for (int32_t e = 0; e < 4; ++e) {
-      const int32_t token = 8 * n + 2 * t + (e & 1);
-      if (token < count) {
-        store_number(start + token * rows.token, rows.type, column + g + 8 * (e >> 1), out[n][e]);
-      }
-    }
+    for (int32_t e = 0; e < 4; ++e) copy[n][e] = out[n][e];
   }
+  store_numbers<kTiles>(call, at, first, count, column, copy);
 }
 
 // Takes the warp's columns, from `column` of the stage on, through a chunk.

@@ -8,8 +8,10 @@
 
 namespace leapquant::cuda {
 
-// Whether these kernels serve a call that chunks_serve; shape and device decide, never the batch.
+// Whether these kernels serve a call; shape, types and device decide, never the batch.
 bool chunks_128_serve(const Call& call);
 cudaError_t launch_chunks_128(const Call& call, const StretchRange& range, cudaStream_t stream);
+// The part of it for vector decays.
+cudaError_t launch_vector_128(const Call& call, const StretchRange& range, cudaStream_t stream);
 
 }  // namespace leapquant::cuda

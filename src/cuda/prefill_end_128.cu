@@ -8,6 +8,7 @@
 
 #include "cuda/decode_128.cuh"
 #include "cuda/fold_codec_128.cuh"
+#include "cuda/token.cuh"
 
 namespace leapquant::cuda {
 namespace {
@@ -137,10 +138,17 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const int32_t v_head =
       call.first_head + static_cast<int32_t>(index - int64_t{sequence} * call.num_heads);
   const int32_t slot = call.state_slots[sequence];
-  if (slot < 0 || call.status[sequence] != LEAPQUANT_OK ||
-      call.token_offsets[sequence + 1] <= call.token_offsets[sequence]) {
+  if (slot < 0 || call.status[sequence] != LEAPQUANT_OK) {
+    // What was computed for a sequence whose inputs turned out to be at fault.
+    for (int64_t token = max(call.token_offsets[sequence], 0);
+         token < call.token_offsets[sequence + 1]; ++token) {
+      for (auto j = static_cast<int32_t>(threadIdx.x); j < call.v_dim; j += kThreads) {
+        store_output(call, 0, token, v_head, j, 0.0f);
+      }
+    }
     return;
   }
+  if (call.token_offsets[sequence + 1] <= call.token_offsets[sequence]) return;
   const Stretch stretch = stretch_of(call, sequence, range.stretch);
   if (stretch.checkpoint == -2) return;
   const bool own = stretch.checkpoint == -1;

@@ -11,41 +11,35 @@
 
 namespace leapquant::cuda::chunks_128 {
 
-// 16 bytes of each lane from a tensor's rows into shared memory, by the byte where rows lie askew.
-__device__ __forceinline__ void copy_piece(char* to, const char* from, bool aligned) {
-  if (aligned) {
-    copy_16_async(shared_address(to), from);
+// Copies kChunkTokens rows of kPieces x 16 bytes, past row `last` that one again; `place` gives a
+// piece's address. Does not wait.
+template <int32_t kPieces, typename Place>
+__device__ __forceinline__ void load_rows(const Rows& rows, const char* source, int32_t last,
+                                          int32_t lane, const Place& place) {
+  constexpr int32_t kEach = 32 / kPieces;  // rows at a time
+  const int32_t piece = lane % kPieces;
+  const char* from = source + 16 * piece;
+  if (rows_aligned(rows)) {
+#pragma unroll 4
+    for (int32_t row = lane / kPieces; row < kChunkTokens; row += kEach) {
+      copy_16_async(shared_address(place(row, piece)), from + min(row, last) * rows.token);
+    }
     return;
   }
 #pragma unroll 1
-  for (int32_t i = 0; i < 16; i += 2) {
-    *reinterpret_cast<uint16_t*>(to + i) = *reinterpret_cast<const uint16_t*>(from + i);
+  for (int32_t row = lane / kPieces; row < kChunkTokens; row += kEach) {
+    const auto* words = reinterpret_cast<const uint16_t*>(from + min(row, last) * rows.token);
+    auto* to = reinterpret_cast<uint16_t*>(place(row, piece));
+#pragma unroll 1
+    for (int32_t i = 0; i < 8; ++i) to[i] = words[i];
   }
 }
-
-// Rows of 128 channels, keys or queries, past the last token the last again. Does not wait.
+// Rows of 128 channels, keys or queries.
 __device__ __forceinline__ void load_key_rows(const Rows& rows, const char* source, int32_t last,
-                                              int32_t lane, char (*to)[2 * kChunkTokens][128]) {
-  const bool aligned = rows_aligned(rows);
-  const int32_t piece = lane & 7;
-  const int32_t half = (lane >> 3) & 1;
-#pragma unroll 4
-  for (int32_t row = lane >> 4; row < kChunkTokens; row += 2) {
-    copy_piece(&to[half][row][16 * (piece ^ (row & 7))],
-               source + min(row, last) * rows.token + 16 * (lane & 15), aligned);
-  }
-}
-
-template <int32_t kColumns>
-__device__ __forceinline__ void load_value_rows(const Rows& rows, const char* source, int32_t last,
-                                                int32_t lane, PreparedChunk<kColumns>* stage) {
-  constexpr int32_t kPieces = kColumns / 8;
-  const bool aligned = rows_aligned(rows);
-#pragma unroll 4
-  for (int32_t row = lane / kPieces; row < kChunkTokens; row += 32 / kPieces) {
-    const int32_t at = 16 * (lane % kPieces);
-    copy_piece(&stage->values[row][at], source + min(row, last) * rows.token + at, aligned);
-  }
+                                              int32_t lane, char* to) {
+  load_rows<16>(rows, source, last, lane, [&](int32_t row, int32_t piece) {
+    return to + (piece >> 3) * (2 * kChunkTokens * 128) + row * 128 + 16 * ((piece ^ row) & 7);
+  });
 }
 
 // Row `lane` % 16 of the inverse of I + A for the half lane / 16 of the tokens, into the matrix in
@@ -163,11 +157,12 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
   const int32_t lane = at.lane;
   const int32_t k_head = at.v_head / call.group;
   const int64_t token = at.token + first;
-  load_key_rows(in.k, row_of(in.k, 0, token, 0, k_head), count - 1, lane, stage->rows);
+  load_key_rows(in.k, row_of(in.k, 0, token, 0, k_head), count - 1, lane, stage->rows[0][0]);
   load_key_rows(in.q, row_of(in.q, 0, token, 0, k_head), count - 1, lane,
-                reinterpret_cast<char (*)[2 * kChunkTokens][128]>(stage->rows[0][kChunkTokens]));
-  load_value_rows(in.v, row_of(in.v, 0, token, 0, at.v_head) + 2 * at.first_column, count - 1, lane,
-                  stage);
+                stage->rows[0][kChunkTokens]);
+  load_rows<kColumns / 8>(
+      in.v, row_of(in.v, 0, token, 0, at.v_head) + 2 * at.first_column, count - 1, lane,
+      [&](int32_t row, int32_t piece) { return &stage->values[row][16 * piece]; });
   // A lane's token; those past the end neither decay nor write.
   float log_decay = 0.0f;
   float beta = 0.0f;
@@ -221,16 +216,16 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
   float key_scale = 1.0f;
   float query_scale = in.q_scale;
   if (in.l2norm != 0) {
-    key_scale = 1.0f / sqrtf(scratch->key_scale[lane] + in.l2norm_eps);
-    query_scale = in.q_scale / sqrtf(scratch->query_scale[lane] + in.l2norm_eps);
+    key_scale = rsqrtf(scratch->key_scale[lane] + in.l2norm_eps);
+    query_scale *= rsqrtf(scratch->query_scale[lane] + in.l2norm_eps);
   }
   const bool delta = call.delta_rule != 0;
-  const float decay = decay_factor(static_cast<float>(reached));
+  const float decay = exp_quick(static_cast<float>(reached));
   stage->key_factor[lane] = delta ? key_scale * decay : 0.0f;
   stage->query_factor[lane] = query_scale * decay;
   const double last = __shfl_sync(kAllLanes, reached, 31);
-  stage->write_factor[lane] = key_scale * decay_factor(static_cast<float>(last - reached));
-  if (lane == 31) stage->decay[0] = decay;
+  stage->write_factor[lane] = key_scale * exp_quick(static_cast<float>(last - reached));
+  stage->decay[0] = decay_factor(static_cast<float>(last));
   __syncwarp();
   scratch->key_scale[lane] = key_scale;
   scratch->query_scale[lane] = query_scale;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/prefill_chunk_shared.cuh"
+#include "cuda/prefill_columns.cuh"
 
 namespace leapquant::cuda::chunks_128 {
 
@@ -43,6 +44,28 @@ __device__ __forceinline__ void clear_corner(PreparedChunk<kColumns>* stage) {
   const int32_t pair = e & 63;
   to[2 + (pair >> 5)][0][pair & 31] = 0;
   to[2 + (pair >> 5)][1][pair & 31] = 0;
+}
+
+// Where a block of kColumns value columns works, and the index of its head in the range. False
+// where it has nothing to do, the same in all threads: faults of inputs do not count here, they may
+// be told while the block starts.
+__device__ __forceinline__ bool find_place(const Call& call, const StretchRange& range,
+                                           int32_t columns, ChunkPlace* at, int32_t* index) {
+  const int32_t pieces = call.v_dim / columns;
+  *index = static_cast<int32_t>(blockIdx.x) / pieces;
+  const int64_t item = range.first + *index;
+  at->sequence = static_cast<int32_t>(item / call.num_heads);
+  at->v_head =
+      call.first_head + static_cast<int32_t>(item - int64_t{at->sequence} * call.num_heads);
+  at->first_column = (static_cast<int32_t>(blockIdx.x) - *index * pieces) * columns;
+  at->lane = static_cast<int32_t>(threadIdx.x) & 31;
+  const int32_t status = call.status[at->sequence];
+  const bool settled = status != LEAPQUANT_OK && status < LEAPQUANT_NON_FINITE_INPUT;
+  if (call.state_slots[at->sequence] < 0 || settled) return false;
+  const Stretch stretch = stretch_of(call, at->sequence, range.stretch);
+  at->token = call.token_offsets[at->sequence] + stretch.begin;
+  at->tokens = stretch.end - stretch.begin;
+  return at->tokens > 0;
 }
 
 // What a preparing warp works in.

@@ -87,6 +87,11 @@ __device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity
       : "memory");
   return passed != 0;
 }
+// Until the phase of this parity is over, mostly asleep: warps that ask all the time take the
+// others' instruction fetches.
+__device__ __forceinline__ void barrier_sleep(uint32_t barrier, uint32_t parity) {
+  while (!barrier_passed(barrier, parity)) __nanosleep(200);
+}
 // Both addresses 16-byte aligned; past the first cache level.
 __device__ __forceinline__ void copy_16_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
@@ -115,6 +120,32 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// ---- Registers handed from warp to warp, barriers of some warps (sm_90a) ----
+
+// All four warps of a group; kCount: of a thread from here on, a multiple of 8.
+template <int32_t kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int32_t kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+// Barrier `id` (1 to 15) of four warps, alone or telling whether any thread of them says so.
+__device__ __forceinline__ void team_barrier(int32_t id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+__device__ __forceinline__ bool team_any(int32_t id, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{.reg .pred p, q; setp.ne.u32 p, %2, 0; bar.red.or.pred q, %1, 128, p; selp.u32 %0, 1, 0, "
+      "q;}"
+      : "=r"(any)
+      : "r"(id), "r"(static_cast<uint32_t>(mine))
+      : "memory");
+  return any != 0;
 }
 
 // ---- Loads and stores with an order ----
@@ -268,6 +299,18 @@ __device__ __forceinline__ void group_mma_bf16_32(float (&d)[4][4], const uint32
       : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
         "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
         "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<uint32_t>(add)),
+        "n"(kTransposed ? 1 : 0));
+}
+// The same with 16 columns.
+template <bool kTransposed>
+__device__ __forceinline__ void group_mma_bf16_16(float (&d)[2][4], const uint32_t (&a)[4],
+                                                  uint64_t b, bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %13, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, %14;}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<uint32_t>(add)),
         "n"(kTransposed ? 1 : 0));
 }

@@ -140,7 +140,9 @@ std::vector<leapquant_shape> shapes() {
   return {conformance::make_shape(2, 4, 128, 128, LEAPQUANT_DECAY_SCALAR),
           conformance::make_shape(1, 2, 64, 96, LEAPQUANT_DECAY_SCALAR),
           conformance::make_shape(1, 2, 64, 128, LEAPQUANT_DECAY_SCALAR, false),
-          conformance::make_shape(2, 2, 128, 64, LEAPQUANT_DECAY_NONE)};
+          conformance::make_shape(2, 2, 128, 64, LEAPQUANT_DECAY_NONE),
+          conformance::make_shape(2, 4, 128, 128, LEAPQUANT_DECAY_VECTOR),
+          conformance::make_shape(1, 2, 128, 64, LEAPQUANT_DECAY_VECTOR, false)};
 }
 
 Tokens bf16_tokens(const leapquant_shape& shape, int32_t count, uint32_t seed) {
@@ -209,6 +211,9 @@ void expect_the_same_bits(leapquant_decay decay) {
   }
 }
 TEST(PrefillChunks, BitsDoNotHangOnTheBatch) { expect_the_same_bits(LEAPQUANT_DECAY_SCALAR); }
+TEST(PrefillChunks, BitsOfVectorDecaysDoNotHangOnTheBatch) {
+  expect_the_same_bits(LEAPQUANT_DECAY_VECTOR);
+}
 
 // Outputs of 16 bits are the FP32 ones rounded.
 TEST(PrefillChunks, RoundOutputs) {
@@ -298,6 +303,24 @@ TEST(PrefillChunks, KeepTheLargestNumbers) {
     EXPECT_LE(relative(chunks.outputs, columns.outputs), kBar);
     EXPECT_LE(relative(chunks.states[0], columns.states[0]), kBar);
   }
+}
+
+// Large values in chunks whose halves decay by exp(-40), which their products go through as
+// exp(40).
+TEST(PrefillChunks, KeepLargeNumbersUnderStrongDecays) {
+  const leapquant_shape shape = conformance::make_shape(1, 2, 128, 128, LEAPQUANT_DECAY_VECTOR);
+  Tokens tokens = bf16_tokens(shape, 40, 7709);
+  for (size_t i = 0; i < tokens.log_decay.size(); ++i) {
+    tokens.log_decay[i] = i % 3 == 0 ? -5.0f : -1e-3f;
+  }
+  for (float& x : tokens.v) x *= 1e30f;
+  round_to_bf16(&tokens.v);
+  const Result chunks = prefill(shape, "fp32", tokens, tokens, 0, {40}, true);
+  const Result columns = prefill(shape, "fp32", tokens, tokens, 0, {40}, false);
+  for (const float x : chunks.outputs) ASSERT_TRUE(std::isfinite(x));
+  // Sums of squares of such numbers leave the range of floats, not that of doubles.
+  EXPECT_LE(relative(chunks.outputs, columns.outputs), kBar);
+  EXPECT_LE(relative(chunks.states[0], columns.states[0]), kBar);
 }
 
 }  // namespace
