@@ -9,12 +9,7 @@
 
 namespace leapquant::runtime {
 
-std::string in_quotes(std::string_view text, std::size_t max_bytes) {
-  const bool cut = text.size() > max_bytes;
-  if (cut) {
-    text = text.substr(0, max_bytes);
-    text.remove_suffix(incomplete_utf8_suffix(text));
-  }
+std::string printable(std::string_view text) {
   constexpr char kHex[] = "0123456789abcdef";
   const auto append_escaped = [&](std::string& out, char byte) {
     const auto value = static_cast<unsigned char>(byte);
@@ -22,7 +17,7 @@ std::string in_quotes(std::string_view text, std::size_t max_bytes) {
     out += kHex[value >> 4];
     out += kHex[value & 15];
   };
-  std::string out = "\"";
+  std::string out;
   while (!text.empty()) {
     const std::size_t valid = find_invalid_utf8(text).value_or(text.size());
     for (std::size_t i = 0; i < valid; ++i) {
@@ -41,7 +36,16 @@ std::string in_quotes(std::string_view text, std::size_t max_bytes) {
     if (valid < text.size()) append_escaped(out, text[valid]);
     text.remove_prefix(valid < text.size() ? valid + 1 : valid);
   }
-  return out + (cut ? "...\"" : "\"");
+  return out;
+}
+
+std::string in_quotes(std::string_view text, std::size_t max_bytes) {
+  const bool cut = text.size() > max_bytes;
+  if (cut) {
+    text = text.substr(0, max_bytes);
+    text.remove_suffix(incomplete_utf8_suffix(text));
+  }
+  return '"' + printable(text) + (cut ? "...\"" : "\"");
 }
 
 std::string reason_of_errno(int saved_errno) {

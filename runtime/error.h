@@ -22,9 +22,11 @@ class Error : public std::runtime_error {
   explicit Error(const std::string& sentence) : std::runtime_error(sentence) {}
 };
 
-// Text of unknown origin made fit for a sentence: in double quotes, control characters and bytes
-// that are not valid UTF-8 as \xHH, cut after max_bytes bytes (at a character) with "..." so that a
-// hostile file cannot fill the terminal or steer it.
+// Text of unknown origin that cannot steer a terminal: control characters, line breaks among them,
+// and bytes that are not valid UTF-8 as \xHH.
+std::string printable(std::string_view text);
+// The same made fit for a sentence: in double quotes, and cut after max_bytes bytes (at a
+// character) with "..." so that a hostile file cannot fill the terminal either.
 std::string in_quotes(std::string_view text, std::size_t max_bytes = 80);
 
 // " (reason of errno)" for the current value of a saved errno; never empty.

@@ -41,7 +41,7 @@ void note(std::string_view line) {
 
 void complain(std::string_view sentence) {
   std::fputs("leapquant: ", stderr);
-  note(sentence);
+  note(runtime::printable(sentence));
 }
 
 bool output_is_terminal() { return ::isatty(STDOUT_FILENO) == 1; }

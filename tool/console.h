@@ -19,7 +19,7 @@ void flush_output();
 
 // A line on standard error.
 void note(std::string_view line);
-// "leapquant: SENTENCE" on standard error.
+// "leapquant: SENTENCE" on standard error, one line whatever names and words it repeats.
 void complain(std::string_view sentence);
 
 bool output_is_terminal();

@@ -27,6 +27,12 @@ TEST(InQuotes, LeavesTextAndEscapesWhatTerminalsObey) {
   EXPECT_EQ(in_quotes(std::string_view("\0", 1)), "\"\\x00\"");
 }
 
+TEST(Printable, EscapesWithoutQuotesAndCutsNothing) {
+  const std::string text(1000, 'a');
+  EXPECT_EQ(printable(text), text);
+  EXPECT_EQ(printable("\"Grüße\"\n\x1b[31m\xff"), "\"Grüße\"\\x0a\\x1b[31m\\xff");
+}
+
 TEST(InQuotes, CutsLongTextAtACharacter) {
   EXPECT_EQ(in_quotes("abcdef", 3), "\"abc...\"");
   EXPECT_EQ(in_quotes("abä", 3), "\"ab...\"");  // ä has two bytes
