@@ -15,6 +15,13 @@ Threads::Threads(std::int32_t num_threads) {
                             num_threads));
   }
   const leapquant_status status = leapquant_threads_create(num_threads, &threads_);
+  if (status == LEAPQUANT_OUT_OF_MEMORY) {
+    throw Error(fmt::format(
+        "The system does not give this program {}: {}. Ask for fewer, or raise its limits of "
+        "processes and memory.",
+        num_threads == 0 ? "a thread for every core" : fmt::format("{} threads", num_threads),
+        leapquant_last_error()));
+  }
   if (status != LEAPQUANT_OK) {
     throw Error(fmt::format("The threads could not be started: {}.", leapquant_last_error()));
   }
