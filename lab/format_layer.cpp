@@ -13,13 +13,14 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-void* allocate(std::int64_t bytes) {
+void* allocate(std::int64_t bytes, int sequences) {
   const std::size_t rounded =
       (static_cast<std::size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
   void* memory = std::aligned_alloc(kAlignment, rounded);
   if (memory == nullptr) {
     throw runtime::Error("The system refused " + std::to_string(bytes) +
-                         " bytes of memory for recurrent states; use fewer sequences.");
+                         " bytes of memory for recurrent states" +
+                         (sequences > 1 ? "; use fewer sequences." : "."));
   }
   return memory;
 }
@@ -58,8 +59,8 @@ PoolMemory::PoolMemory(const runtime::StateLayout& layout, int num_v_heads, int 
     : num_v_heads_(num_v_heads) {
   const leapquant_sizes sizes = layout.sizes();
   const auto rows = static_cast<std::size_t>(slots) * static_cast<std::size_t>(num_v_heads);
-  states_.reset(allocate(sizes.state_bytes * slots));
-  windows_.reset(allocate(sizes.window_bytes * slots));
+  states_.reset(allocate(sizes.state_bytes * slots, slots));
+  windows_.reset(allocate(sizes.window_bytes * slots, slots));
   base_.resize(rows);
   health_.resize(rows);
   bytes_ = (sizes.state_bytes + sizes.window_bytes + sizes.metadata_bytes) * slots;

@@ -41,6 +41,12 @@ void check_options(const BatchOptions& options) {
 void require_states_fit(std::int64_t bytes, std::int64_t limit, const StateFormat& format,
                         const BatchOptions& options) {
   if (bytes <= limit) return;
+  if (options.max_sequences == 1) {
+    throw Error(fmt::format(
+        "The states of one sequence take {} in the format {}, but only {} may be used; allow more "
+        "memory or choose a smaller format.",
+        describe_bytes(bytes), format.text, describe_bytes(limit)));
+  }
   throw Error(fmt::format(
       "The states of {} sequences take {} in the format {}, but only {} may be used; run fewer "
       "sequences at once.",

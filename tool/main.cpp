@@ -120,7 +120,8 @@ int guarded(int count, char** arguments) {
     complain(error.what());
   } catch (const std::bad_alloc&) {
     complain(
-        "There is not enough memory for this; use fewer prompts at a time or a shorter context.");
+        "There is not enough memory for this; use a shorter context, or fewer prompts at a time "
+        "where there are several.");
   } catch (const std::filesystem::filesystem_error& error) {
     complain(std::string("The file system refused: ") + error.what() + ".");
   } catch (const std::exception& error) {

@@ -107,8 +107,8 @@ DeviceMemory::DeviceMemory(std::int64_t bytes) : bytes_(bytes) {
                             describe_bytes(bytes), cudaGetErrorString(status)));
   }
   throw Error(fmt::format(
-      "The device refused {} of memory, since it has {} free; use fewer sequences at once or a "
-      "shorter context, or free what other programs hold.",
+      "The device refused {} of memory, since it has {} free; use a shorter context, fewer "
+      "sequences at once where there are several, or free what other programs hold.",
       describe_bytes(bytes), describe_bytes(free_device_bytes())));
 }
 

@@ -133,10 +133,12 @@ class Bench {
       needed += lab::PoolDecode::memory_bytes(shape_, format, pool);
     }
     if (available > 0 ? needed > available / 10 * 9 : pool != pool_bytes_) {
+      const bool one = formats_.size() == 1;
       throw runtime::Error(fmt::format(
-          "The pools of {} formats need {} of memory, but {} is available; give fewer formats with "
-          "--state or a smaller --pool.",
-          formats_.size(), show_byte_size(needed), show_byte_size(available)));
+          "{} {} of memory, but {} is available; give {}a smaller --pool.",
+          one ? "The pool needs" : fmt::format("The pools of {} formats need", formats_.size()),
+          show_byte_size(needed), show_byte_size(available),
+          one ? "" : "fewer formats with --state or "));
     }
   }
 
