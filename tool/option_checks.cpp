@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <string>
 #include <system_error>
 
+#include "runtime/error.h"
 #include "tool/verb.h"
 
 namespace leapquant::tool {
@@ -57,6 +59,18 @@ void refuse_options(const CLI::App& verb, const std::vector<std::string>& names,
                     const std::string& why) {
   for (const std::string& name : names) {
     if (verb.get_option(name)->count() > 0) throw UsageError(name + " " + why + ".");
+  }
+}
+
+void refuse_repeated_files(const std::string& option, const std::vector<std::string>& paths) {
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      // Files that cannot be looked at are told about by those who read them.
+      std::error_code error;
+      if (std::filesystem::equivalent(paths[i], paths[j], error) && !error) {
+        throw UsageError(option + " names " + runtime::in_quotes(paths[i], 400) + " twice.");
+      }
+    }
   }
 }
 

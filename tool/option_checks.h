@@ -29,6 +29,10 @@ CLI::Validator number(double least, Least bound, double most);
 void refuse_options(const CLI::App& verb, const std::vector<std::string>& names,
                     const std::string& why);
 
+// Throws UsageError when an option names the same file or folder twice, under whatever names: it
+// would count twice.
+void refuse_repeated_files(const std::string& option, const std::vector<std::string>& paths);
+
 // Throws CLI::ValidationError for an option that was given empty text, in the application and the
 // verbs that were chosen. Empty text is a value of its own for options of plain text only: --prompt
 // and --system.

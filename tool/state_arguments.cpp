@@ -68,7 +68,20 @@ std::vector<runtime::StateFormat> StateArguments::resolve(std::int64_t num_v_hea
   }
   if (formats.empty()) throw UsageError(first_refusal);
   refuse_repeated_states(formats);
+  refuse_unused_options(formats);
   return formats;
+}
+
+void StateArguments::refuse_unused_options(const std::vector<runtime::StateFormat>& formats) const {
+  if (!std::all_of(formats.begin(), formats.end(),
+                   [](const runtime::StateFormat& format) { return format.per_step(); })) {
+    return;
+  }
+  constexpr char kWhy[] =
+      " has no meaning for a state that is kept per step, as fp32 and bf16 are where --policy does "
+      "not say otherwise.";
+  if (window_option_->count() > 0) throw UsageError(std::string("--window") + kWhy);
+  if (stagger_) throw UsageError(std::string("--stagger") + kWhy);
 }
 
 std::vector<runtime::StateFormat> StateArguments::resolve(

@@ -31,6 +31,10 @@ class StateArguments {
   const std::string& text() const { return state_; }
 
  private:
+  std::vector<runtime::StateFormat> resolve(const std::string& states, std::int64_t num_v_heads,
+                                            std::int64_t num_linear_layers) const;
+  void refuse_unused_options(const std::vector<runtime::StateFormat>& formats) const;
+
   std::string state_;
   std::string policy_;
   std::int32_t window_ = 0;

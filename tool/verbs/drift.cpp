@@ -259,6 +259,11 @@ void run_drift(const DriftArguments& arguments) {
     refuse_options(*arguments.verb, {"--model", "--tokens", "--concatenate", "--segment"},
                    "has no meaning with --inputs, which are replayed as they were recorded");
   }
+  if (!arguments.concatenate) {  // a joined sequence may well repeat a text
+    refuse_repeated_files("--inputs", arguments.inputs);
+    refuse_repeated_files("--text", arguments.texts);
+    refuse_repeated_files("--tasks", arguments.tasks);
+  }
   if (arguments.from >= arguments.to) throw UsageError("--from must be below --to.");
   if (from_model && arguments.tokens > 0 && arguments.from >= arguments.tokens) {
     throw UsageError(fmt::format(

@@ -139,6 +139,9 @@ void run_eval(const EvalArguments& arguments) {
       files.push_back(std::move(file));
     }
   }
+  std::vector<std::string> paths;
+  for (const lab::TaskFile& file : files) paths.push_back(file.path.string());
+  refuse_repeated_files("--tasks", paths);
   lab::EvaluationOptions options;
   options.states = arguments.state.resolve(runtime::load_model_config(arguments.model));
   options.batch = arguments.batch;

@@ -32,6 +32,7 @@ struct GenerateArguments {
   std::string model;
   std::int32_t threads = 0;
   std::string prompt;
+  const CLI::App* verb = nullptr;
   const CLI::Option* prompt_option = nullptr;
   std::string prompts;
   StateArguments state;
@@ -198,6 +199,10 @@ void run_generate(const GenerateArguments& arguments) {
   }
   if (arguments.thinking_option->count() > 0 && !arguments.chat)
     throw UsageError("--thinking needs --chat.");
+  if (arguments.sampling.temperature == 0) {
+    refuse_options(*arguments.verb, {"--top-k", "--top-p", "--min-p"},
+                   "has no meaning at --temperature 0, which takes the most likely token");
+  }
   arguments.device.check();
   // A session that goes on may be saved in its own place, so --resume is not among these.
   if (!arguments.save_session.empty()) {
@@ -289,6 +294,7 @@ void add_sampling_options(CLI::App& verb, runtime::SamplingOptions& sampling) {
 void add_generate(CLI::App& app, Verbs& verbs) {
   auto arguments = std::make_shared<GenerateArguments>();
   CLI::App* verb = app.add_subcommand("generate", "complete prompts with a model");
+  arguments->verb = verb;
   add_model_options(*verb, arguments->model, arguments->threads);
   arguments->prompt_option =
       verb->add_option("--prompt", arguments->prompt, "the prompt (default: standard input)");
