@@ -175,6 +175,14 @@ class Evaluator {
     return count;
   }
 
+  static void require_context(const runtime::Batch& batch, const Task& task, std::int64_t tokens) {
+    try {
+      batch.require_context(tokens);
+    } catch (const runtime::Error& error) {
+      throw runtime::Error("The task in " + task.place + " does not fit. " + error.what());
+    }
+  }
+
   void fill_references(std::vector<Item>& items) const {
     runtime::StateOptions fp32;
     fp32.state = "fp32";
@@ -185,7 +193,7 @@ class Evaluator {
       std::vector<runtime::TokenId> tokens = item.prompt;
       tokens.insert(tokens.end(), item.answer.begin(), item.answer.end());
       const auto length = static_cast<std::int64_t>(tokens.size());
-      batch->require_context(length);
+      require_context(*batch, *item.task, length);
       const auto sequence = batch->open(length);
       if (!sequence) throw runtime::Error("There is not enough free memory for one prompt.");
       logits.resize(tokens.size() * vocab());
@@ -220,7 +228,7 @@ class Evaluator {
     for (Item* item : items) {
       const std::int64_t context =
           static_cast<std::int64_t>(item->prompt.size()) + max_tokens(*item);
-      batch->require_context(context);
+      require_context(*batch, *item->task, context);
       const auto sequence = batch->open(context);
       if (!sequence) break;
       item->sequence = *sequence;

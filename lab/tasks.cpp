@@ -25,6 +25,7 @@ Task parse_task(std::string_view line, const std::string& label) {
   const nlohmann::json value = runtime::parse_strict_json(line, label);
   const runtime::JsonObject object(value, label);
   Task task;
+  task.place = label;
   task.id = object.string("id");
   if (has_line_break(task.id)) {
     throw runtime::Error(object.where("id") + " is " + runtime::in_quotes(task.id) +

@@ -23,6 +23,7 @@ struct Task {
   std::string prompt;
   std::string answer;  // the whole completion without the end token
   Check check = Check::kExact;
+  std::string place{};  // file and line, for sentences
 };
 
 // All lines of one file. tier is the name of its folder ("medium"), name that of the file ("add").

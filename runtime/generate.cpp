@@ -111,7 +111,9 @@ void Loop::check() const {
   const std::int64_t most = batch_.model().config().max_position_embeddings;
   for (std::size_t i = 0; i < prompts_.size(); ++i) {
     const Prompt& prompt = prompts_[i];
-    const std::string which = prompts_.size() == 1 ? "The prompt" : fmt::format("Prompt {}", i + 1);
+    const std::string which = !prompt.name.empty()   ? prompt.name
+                              : prompts_.size() == 1 ? "The prompt"
+                                                     : fmt::format("Prompt {}", i + 1);
     if (prompt.max_tokens < 0) {
       throw Error(fmt::format("{} asks for {} tokens; the number must not be negative.", which,
                               prompt.max_tokens));
@@ -134,8 +136,12 @@ void Loop::check() const {
       }
     }
     const std::int64_t context = context_of(prompt);
-    batch_.require_context(context);
-    batch_.require_context(std::min(most, context + std::min(most, prompt.max_tokens)));
+    try {
+      batch_.require_context(context);
+      batch_.require_context(std::min(most, context + std::min(most, prompt.max_tokens)));
+    } catch (const Error& error) {
+      throw Error(fmt::format("{} does not fit. {}", which, error.what()));
+    }
   }
 }
 

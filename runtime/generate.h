@@ -27,6 +27,8 @@ struct Prompt {
   // Most tokens to generate, the end token included; 0 gives an empty completion.
   std::int64_t max_tokens = 0;
   std::uint64_t seed = 0;  // replaces sampling.seed, so that prompts of one run differ
+  // How sentences call it; empty: "The prompt" or "Prompt 2".
+  std::string name;
   // Continues a saved session: its tokens come before `tokens`. Must outlive the call.
   const SessionFile* session = nullptr;
 };

@@ -40,6 +40,7 @@ std::vector<NamedPrompt> read_prompt_file(const std::string& path) {
     NamedPrompt& prompt = prompts.emplace_back();
     prompt.text = object.string("prompt");
     prompt.id = object.contains("id") ? object.string("id") : std::to_string(number);
+    prompt.name = "The prompt in " + label;
     if (object.contains("max_tokens")) {
       prompt.max_tokens = object.integer("max_tokens", 0, kMaxTokens);
     }

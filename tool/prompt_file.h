@@ -12,9 +12,10 @@
 namespace leapquant::tool {
 
 struct NamedPrompt {
-  std::string id;
+  std::string id = "1";
   std::string text;
   std::optional<std::int64_t> max_tokens;
+  std::string name = "The prompt";  // how sentences call it: with file and line
 };
 
 // One object per line: "prompt" is required; "id" (default: the line's number) and "max_tokens" are

@@ -62,9 +62,11 @@ std::vector<NamedPrompt> read_prompts(const GenerateArguments& arguments) {
   if (!arguments.prompts.empty()) {
     prompts = read_prompt_file(arguments.prompts);
   } else if (has_prompt) {
-    prompts.push_back({"1", arguments.prompt, std::nullopt});
+    prompts.emplace_back();
+    prompts.back().text = arguments.prompt;
   } else {
-    prompts.push_back({"1", read_standard_input(), std::nullopt});
+    prompts.emplace_back();
+    prompts.back().text = read_standard_input();
   }
   if (prompts.size() > 1 && !arguments.save_session.empty()) {
     throw UsageError("--save-session saves one prompt; the file holds " +
@@ -75,11 +77,10 @@ std::vector<NamedPrompt> read_prompts(const GenerateArguments& arguments) {
 
 std::vector<runtime::TokenId> encode(const GenerateArguments& arguments, const LoadedModel& loaded,
                                      const NamedPrompt& prompt) {
-  runtime::require_utf8(prompt.text, "The prompt " + runtime::in_quotes(prompt.id));
+  runtime::require_utf8(prompt.text, prompt.name);
   if (!arguments.chat) return loaded.tokenizer.encode(prompt.text);
   if (prompt.text.empty()) {
-    throw runtime::Error("The prompt " + runtime::in_quotes(prompt.id) +
-                         " is empty; there is nothing to answer.");
+    throw runtime::Error(prompt.name + " is empty; there is nothing to answer.");
   }
   std::vector<runtime::ChatMessage> messages;
   if (!arguments.system.empty()) {
@@ -109,9 +110,7 @@ nlohmann::ordered_json as_json(const NamedPrompt& prompt, const runtime::Complet
 class Printer {
  public:
   Printer(const GenerateArguments& arguments, const std::vector<NamedPrompt>& prompts)
-      : json_(arguments.json), prompts_(prompts) {
-    if (!json_) begin();
-  }
+      : json_(arguments.json), prompts_(prompts) {}
 
   void text(std::size_t prompt, std::string_view text) {
     if (json_) return;
@@ -119,6 +118,7 @@ class Printer {
       waiting_text_[prompt] += text;
       return;
     }
+    if (!begun_) begin();
     print(text);
     flush_output();
   }
@@ -129,17 +129,21 @@ class Printer {
       if (json_) {
         print_json(as_json(prompts_[next_], at->second));
       } else {
+        if (!begun_) begin();
         print("\n");
       }
       done_.erase(at);
       ++next_;
-      if (!json_ && next_ < prompts_.size()) begin();
+      begun_ = false;
+      if (!json_ && waiting_text_.contains(next_)) begin();
       flush_output();
     }
   }
 
  private:
+  // Nothing is printed before there is something to say of a prompt: it may yet be refused.
   void begin() {
+    begun_ = true;
     if (prompts_.size() > 1) print(fmt::format("== {}\n", prompts_[next_].id));
     const auto waiting = waiting_text_.find(next_);
     if (waiting == waiting_text_.end()) return;
@@ -150,6 +154,7 @@ class Printer {
   bool json_;
   const std::vector<NamedPrompt>& prompts_;
   std::size_t next_ = 0;
+  bool begun_ = false;
   std::map<std::size_t, std::string> waiting_text_;
   std::map<std::size_t, runtime::Completion> done_;
 };
@@ -223,6 +228,7 @@ void run_generate(const GenerateArguments& arguments) {
     runtime::Prompt& next = work.emplace_back();
     next.tokens = encode(arguments, loaded, prompt);
     next.max_tokens = prompt.max_tokens.value_or(arguments.max_tokens);
+    next.name = prompt.name;
     next.seed = arguments.sampling.seed + work.size() - 1;
     if (session) next.session = &*session;
   }

@@ -212,7 +212,12 @@ TEST_F(GenerateTest, WrongPromptsAreRefusedBeforeAnythingRuns) {
   EXPECT_ERROR(with(wrong), "token 40");
   wrong = good;
   wrong.tokens = random_tokens(4097, 1);
+  EXPECT_ERROR(with(wrong), "Prompt 2 does not fit. A sequence of ");
   EXPECT_ERROR(with(wrong), "longer than the 4096");
+  wrong.name = "The prompt in a.jsonl line 7";
+  EXPECT_ERROR(with(wrong), "The prompt in a.jsonl line 7 does not fit.");
+  wrong.tokens.clear();
+  EXPECT_ERROR(with(wrong), "The prompt in a.jsonl line 7 is empty");
   GenerateOptions options;
   options.stop = {""};
   EXPECT_ERROR(with(good, options), "stop text is empty");
