@@ -41,10 +41,16 @@ void StateArguments::add_to(CLI::App& app, const std::string& default_state, boo
 
 std::vector<runtime::StateFormat> StateArguments::resolve(std::int64_t num_v_heads,
                                                           std::int64_t num_linear_layers) const {
+  return resolve(state_, num_v_heads, num_linear_layers);
+}
+
+std::vector<runtime::StateFormat> StateArguments::resolve(const std::string& states,
+                                                          std::int64_t num_v_heads,
+                                                          std::int64_t num_linear_layers) const {
   const bool is_default = state_option_->count() == 0;
   std::vector<runtime::StateFormat> formats;
   std::string first_refusal;
-  for (const std::string& entry : split_states(state_)) {
+  for (const std::string& entry : split_states(states)) {
     runtime::StateOptions options;
     options.state = entry;
     if (policy_ == "window") options.policy = runtime::StatePolicy::kWindow;
@@ -90,7 +96,14 @@ std::vector<runtime::StateFormat> StateArguments::resolve(
 }
 
 runtime::StateFormat StateArguments::resolve_one(const runtime::ModelConfig& config) const {
-  const std::vector<runtime::StateFormat> formats = resolve(config);
+  return resolve_one(config, state_);
+}
+
+runtime::StateFormat StateArguments::resolve_one(const runtime::ModelConfig& config,
+                                                 const std::string& default_state) const {
+  const std::vector<runtime::StateFormat> formats =
+      resolve(state_option_->count() > 0 ? state_ : default_state, config.linear_num_value_heads,
+              config.num_linear_layers());
   if (formats.size() != 1) throw UsageError("--state must name one format here, not several.");
   return formats.front();
 }

@@ -28,6 +28,9 @@ class StateArguments {
                                             std::int64_t num_linear_layers) const;
   std::vector<runtime::StateFormat> resolve(const runtime::ModelConfig& config) const;
   runtime::StateFormat resolve_one(const runtime::ModelConfig& config) const;
+  // The same with another default than the one of the help.
+  runtime::StateFormat resolve_one(const runtime::ModelConfig& config,
+                                   const std::string& default_state) const;
   const std::string& text() const { return state_; }
 
  private:

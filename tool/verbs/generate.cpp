@@ -48,6 +48,7 @@ struct GenerateArguments {
   const CLI::Option* thinking_option = nullptr;
   std::int32_t batch = 16;
   std::string kv = "fp32";
+  const CLI::Option* kv_option = nullptr;
   std::string memory;
   bool json = false;
   bool quiet = false;
@@ -71,6 +72,10 @@ std::vector<NamedPrompt> read_prompts(const GenerateArguments& arguments) {
   if (prompts.size() > 1 && !arguments.save_session.empty()) {
     throw UsageError("--save-session saves one prompt; the file holds " +
                      std::to_string(prompts.size()) + ".");
+  }
+  if (!arguments.save_session.empty() &&
+      prompts.front().max_tokens.value_or(arguments.max_tokens) == 0) {
+    throw UsageError("--save-session needs a token to be generated, and none is asked for.");
   }
   return prompts;
 }
@@ -215,13 +220,15 @@ void run_generate(const GenerateArguments& arguments) {
   }
   const std::vector<NamedPrompt> prompts = read_prompts(arguments);
   const runtime::ModelConfig config = runtime::load_model_config(arguments.model);
-  const runtime::StateFormat format = arguments.state.resolve_one(config);
-  const LoadedModel loaded(arguments.model, arguments.threads);
   std::optional<runtime::SessionFile> session;
   if (!arguments.resume.empty()) {
     if (prompts.size() > 1) throw UsageError("--resume continues one prompt, not several.");
     session.emplace(arguments.resume);
   }
+  const runtime::StateFormat format =
+      session ? arguments.state.resolve_one(config, session->contents().state)
+              : arguments.state.resolve_one(config);
+  const LoadedModel loaded(arguments.model, arguments.threads);
 
   std::vector<runtime::Prompt> work;
   for (const NamedPrompt& prompt : prompts) {
@@ -238,9 +245,12 @@ void run_generate(const GenerateArguments& arguments) {
   options.cancel = &interrupted();
   if (arguments.chat) options.end_tokens.push_back(runtime::end_of_turn_token(loaded.tokenizer));
 
-  runtime::Batch batch(
-      loaded.model, format, loaded.threads,
-      batch_options(arguments, prompts.size(), arguments.device.load(loaded.model)));
+  runtime::BatchOptions batched =
+      batch_options(arguments, prompts.size(), arguments.device.load(loaded.model));
+  if (session && arguments.kv_option->count() == 0) {
+    batched.kv_type = session->contents().kv_shape.type;
+  }
+  runtime::Batch batch(loaded.model, format, loaded.threads, batched);
   std::int64_t total = 0;
   for (const runtime::Prompt& prompt : work) total += prompt.max_tokens;
   // Streamed text on a terminal is progress enough.
@@ -315,7 +325,8 @@ void add_generate(CLI::App& app, Verbs& verbs) {
       ->allow_extra_args(false);
   verb->add_option("--save-session", arguments->save_session,
                    "file that receives KV cache, convolution and recurrent states at the end");
-  verb->add_option("--resume", arguments->resume, "continue a saved session");
+  verb->add_option("--resume", arguments->resume,
+                   "continue a saved session, by default with its --state and --kv");
   add_sampling_options(*verb, arguments->sampling);
   verb->add_flag("--chat", arguments->chat, "the prompt is a message of a user (ChatML)");
   verb->add_option("--system", arguments->system, "system message; with --chat");
@@ -324,9 +335,9 @@ void add_generate(CLI::App& app, Verbs& verbs) {
   verb->add_option("--batch", arguments->batch, "prompts at a time")
       ->check(whole_number(1, 65536))
       ->capture_default_str();
-  verb->add_option("--kv", arguments->kv, "type of the KV cache")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->capture_default_str();
+  arguments->kv_option = verb->add_option("--kv", arguments->kv, "type of the KV cache")
+                             ->check(CLI::IsMember({"fp32", "bf16"}))
+                             ->capture_default_str();
   verb->add_option("--memory", arguments->memory,
                    "limit for states and KV cache, such as 8GiB (default: three quarters of what "
                    "is available)");
