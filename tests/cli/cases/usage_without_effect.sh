@@ -15,7 +15,8 @@ refuse() { # <pattern> <words of the call>...
     exit 99
   }
 }
-refuse "--window has no meaning*per step" generate --model "$model" --prompt x --state fp32 --window 8
+refuse "--window has no meaning*per step" generate --model "$model" --prompt x --state fp32 \
+  --window 8
 refuse "--window has no meaning*per step" inspect "$model" --state fp32,int8:step --window 8
 refuse "--stagger has no meaning*per step" inspect "$model" --policy step --stagger
 for option in "--top-p 0.9" "--top-k 4" "--min-p 0.1"; do
