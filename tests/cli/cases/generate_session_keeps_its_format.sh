@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# A session goes on in the format and with the KV type in which it was saved where none is named, and
-# the other options of a state apply to that format.
+# A session goes on in the format and with the KV type in which it was saved where none is named,
+# and the other options of a state apply to that format.
 # exit: 1
 # stderr: leapquant: *keeps its state as int4+, but int4+:window=8 was asked for*
 run() { "$tool" generate --model "$model" --quiet "$@"; }
