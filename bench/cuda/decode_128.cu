@@ -4,6 +4,7 @@
 // FP64 reference on the same stored bytes, then timed. Usage: decode_128 check | time ROWS.JSONL.
 // Timing: one CUDA graph per phase of the window over all slot sets (together past the L2), all
 // phases in turn; medians; bytes and the share of the copy bandwidth of the same run.
+#include "companion.cuh"
 #include "decode_check.cuh"
 #include "decode_plain_check.cuh"
 #include "timing.cuh"
@@ -23,12 +24,6 @@ __global__ void spread(uint4* states, int64_t slot_words, int64_t words) {
   }
 }
 
-// Blocks of the fold per multiprocessor, for experiments.
-int fold_blocks() {
-  const char* text = std::getenv("FOLD_BLOCKS");
-  return text != nullptr ? std::atoi(text) : cuda::kFoldBlocks128;
-}
-
 struct Row {
   const char* state;
   int decay, half_decays, batch, tokens;
@@ -36,6 +31,10 @@ struct Row {
   int pairs, per_processor;  // blocks, 20 and more: in all; 0: the library's own choice
   bool overlaps, folds;      // folds = false: decode alone, boundaries ignored (for analysis)
   int k_heads = 32;
+  Work beside = Work::kNone;  // what runs on some multiprocessors at the same time
+  int beside_blocks = 0;
+  int fold_blocks = 0;   // 0: 132
+  bool grouped = false;  // fold blocks in clusters
 };
 
 double time_row(const Row& row, double copy, std::FILE* out) {
@@ -130,11 +129,13 @@ double time_row(const Row& row, double copy, std::FILE* out) {
       if (row.pairs == 0) {
         REQUIRE(cuda::decode_128(layout, call, stream));
       } else {
-        if (row.folds) REQUIRE(cuda::launch_fold_128(call, vector, 132 * fold_blocks(), stream));
+        if (row.folds)
+          REQUIRE(cuda::launch_fold_128(call, vector, row.fold_blocks != 0 ? row.fold_blocks : 132,
+                                        row.grouped, stream));
         if (row.per_processor == 0) continue;  // folds alone
         const int blocks = row.per_processor < 20 ? 132 * row.per_processor : row.per_processor;
         REQUIRE(cuda::launch_decode_128(call, vector, row.pairs, blocks, row.overlaps && row.folds,
-                                        stream));
+                                        !row.folds, stream));
       }
     }
     if (row.folds) {
@@ -149,7 +150,12 @@ double time_row(const Row& row, double copy, std::FILE* out) {
     graphs.push_back(exec);
   }
   const int repeats = row.batch >= 512 ? 7 : 9;
-  const auto [mean, fastest, slowest] = time_phases(graphs, sets, repeats, stream);
+  PhaseTimes times;
+  {
+    const Beside beside(row.beside, row.beside_blocks);
+    times = time_phases(graphs, sets, repeats, stream);
+  }
+  const auto [mean, fastest, slowest] = times;
   int faults = 0;
   for (const int32_t s : device_status.get()) faults += s != LEAPQUANT_OK;
   if (faults != 0) std::printf("  %d faulty sequences\n", faults);
@@ -169,6 +175,10 @@ double time_row(const Row& row, double copy, std::FILE* out) {
                 row.stagger ? "staggered" : "aligned", mean, bytes, rate, rate / copy, slowest,
                 fastest, row.half_decays ? "fp16" : "fp32", row.pairs, row.per_processor,
                 row.overlaps ? "" : " serial", row.folds ? "" : " nofold");
+  if (row.beside != Work::kNone) {
+    std::printf("beside work %d on %d multiprocessors:\n", static_cast<int>(row.beside),
+                row.beside_blocks);
+  }
   std::printf("%s\n", line);
   std::fflush(stdout);
   if (out != nullptr) std::fprintf(out, "%s\n", line);
@@ -188,22 +198,49 @@ int time_all(const char* path, const char* which) {
         {"int8", S, 0, 512, 1, false, 1, 5, false, false},
         {"int8", S, 0, 512, 1, false, 1, 6, false, false},
         {"int8", S, 0, 512, 1, false, 1, 512, false, false},
-        {"int8", S, 0, 64, 1, false, 1, 4, false, false},
+        {"int8", S, 0, 512, 1, false, 1, 1024, false, false},
+        {"int8", S, 0, 64, 1, false, 1, 512, false, false},
         {"int8", S, 0, 64, 1, false, 2, 3, false, false},
         {"int4", S, 0, 512, 1, false, 1, 7, false, false},
         {"int8", V, 1, 512, 1, false, 1, 5, false, false},
-        {"int8", S, 0, 128, 1, false, 1, 5, false, false},
+        {"int8", S, 0, 128, 1, false, 1, 512, false, false},
+        {"int8", S, 0, 256, 1, false, 1, 512, false, false},
         {"int8", S, 0, 128, 4, false, 1, 5, false, false},
         {"int8", S, 0, 128, 4, false, 1, 6, false, false},
     };
   }
   if (w == "beside") {  // how decode and folds share the multiprocessors
-    rows = {
-        {"int8", S, 0, 512, 1, true, 1, 0, false, true},  // folds alone
-        {"int8", S, 0, 512, 1, true, 1, 3, true, true},
-        {"int8", S, 0, 512, 1, true, 1, 4, true, true},
-        {"int8", S, 0, 512, 1, true, 1, 512, true, true},
-    };
+    for (const bool grouped : {false, true}) {
+      for (const int folding : {48, 64, 80}) {
+        rows.push_back({"int8", S, 0, 512, 1, true, 1, 6 * (132 - folding), true, true, 32,
+                        Work::kNone, 0, folding, grouped});
+      }
+    }
+    rows.push_back({"int8", S, 0, 64, 1, true, 1, 408, true, true, 32, Work::kNone, 0, 64, true});
+    for (const int folding : {64, 80, 96, 112}) {
+      rows.push_back({"int8+", S, 0, 512, 1, true, 1, 6 * (132 - folding), true, true, 32,
+                      Work::kNone, 0, folding, true});
+    }
+    for (const int folding : {32, 48, 64}) {
+      rows.push_back({"int8", V, 1, 512, 1, true, 1, 5 * (132 - folding), true, true, 32,
+                      Work::kNone, 0, folding, true});
+    }
+  }
+  if (w == "companions") {  // what slows decode down: code that runs beside it
+    for (const Work work : {Work::kNone, Work::kSleep, Work::kLoop, Work::kCode16, Work::kCode64,
+                            Work::kStream, Work::kParameters}) {
+      rows.push_back({"int8", S, 0, 512, 1, false, 1, 512, false, false, 32, work, 132});
+    }
+  }
+  if (w == "parts") {  // of the device: decode, then folds, on fewer multiprocessors
+    for (const int free : {132, 108, 88, 66, 44}) {
+      for (const int blocks : {6 * free, 1024, 2048}) {
+        rows.push_back(
+            {"int8", S, 0, 512, 1, false, 1, blocks, false, false, 32, Work::kOccupy, 132 - free});
+      }
+      rows.push_back(
+          {"int8", S, 0, 512, 1, true, 1, 0, false, true, 32, Work::kOccupy, 132 - free, 2 * free});
+    }
   }
   if (w == "folds") {  // folds alone
     for (const char* state : {"int8", "int6", "int4", "int8+", "int6+", "int4+", "int4-compact"}) {

@@ -146,8 +146,9 @@ inline bool check_case(const Case& c, bool stagger, int pairs, bool overlaps) {
       const auto old_base = base.get();
       const auto old_health = health.get();
       for (int other = 1; other <= 2; other *= 2) {
-        REQUIRE(cuda::launch_fold_128(call, vector, other == 2 ? 3 : 132, nullptr));
-        REQUIRE(cuda::launch_decode_128(call, vector, other, other == 2 ? 16 : 5, true, nullptr));
+        REQUIRE(cuda::launch_fold_128(call, vector, other == 2 ? 3 : 48, other != 2, nullptr));
+        REQUIRE(cuda::launch_decode_128(call, vector, other, other == 2 ? 16 : 5, true, other == 2,
+                                        nullptr));
         REQUIRE(cudaDeviceSynchronize());
         const auto new_states = states.get();
         const auto new_windows = windows.get();
@@ -167,8 +168,8 @@ inline bool check_case(const Case& c, bool stagger, int pairs, bool overlaps) {
         health.put(old_health);
       }
     }
-    REQUIRE(cuda::launch_fold_128(call, vector, 132, nullptr));
-    REQUIRE(cuda::launch_decode_128(call, vector, pairs, 7, overlaps, nullptr));
+    REQUIRE(cuda::launch_fold_128(call, vector, 132, false, nullptr));
+    REQUIRE(cuda::launch_decode_128(call, vector, pairs, 7, overlaps, false, nullptr));
     REQUIRE(cudaDeviceSynchronize());
 
     // The oracle: old records, new boundary states.

@@ -3,6 +3,7 @@
 // Host side of the kernels for heads of 128 x 128: which layouts and calls they serve, and how a
 // call is laid out over the current device.
 #include <algorithm>
+#include <cmath>
 
 #include "core/packing.h"
 #include "cuda/decode_128.cuh"
@@ -70,19 +71,54 @@ bool aligned(const Rows128& rows) {
   return all % 16 == 0;
 }
 
-// Up to `most` blocks whose ranges of heads end where sequences, or equal parts of them, do: then
-// none checks the inputs of a sequence for a few heads' sake. `most` where that would leave a
-// quarter idle.
-int32_t even_blocks(const Call128& call, int32_t most) {
+// Blocks, up to `most` on each multiprocessor, whose slowest multiprocessor has the fewest heads.
+// Preferred are ranges of heads that end where sequences, or equal parts of them, do: those share
+// the check of a sequence's inputs, or do it for none but their own.
+int32_t blocks_for(const Call128& call, int32_t processors, int32_t most) {
   const int64_t total = int64_t{call.batch} * call.v_heads;
-  int64_t heads = (total + most - 1) / most;
-  if (heads >= call.v_heads) {
-    heads = (heads + call.v_heads - 1) / call.v_heads * call.v_heads;
-  } else {
-    while (call.v_heads % heads != 0) ++heads;
+  int64_t best = std::min<int64_t>(total, int64_t{processors} * most);
+  int64_t least = INT64_MAX;
+  const auto consider = [&](int64_t blocks, int64_t weight) {
+    if (blocks < 1 || blocks > int64_t{processors} * most) return;
+    const int64_t share = (total + blocks - 1) / blocks;
+    const int64_t cost = share * ((blocks + processors - 1) / processors) * weight;
+    if (cost < least || (cost == least && blocks > best)) least = cost, best = blocks;
+  };
+  for (int64_t heads = 1; heads <= call.v_heads; ++heads) {
+    if (call.v_heads % heads == 0) consider(total / heads, 16);
   }
-  const int64_t blocks = (total + heads - 1) / heads;
-  return static_cast<int32_t>(4 * blocks >= 3 * int64_t{most} || total <= most ? blocks : most);
+  const int64_t least_sequences = std::max<int64_t>(2, call.batch / (int64_t{processors} * most));
+  for (int64_t sequences = least_sequences; sequences < least_sequences + 8; ++sequences) {
+    consider((call.batch + sequences - 1) / sequences, 16);
+  }
+  for (int64_t each = std::min(most, 3); each <= most; ++each) consider(processors * each, 17);
+  return static_cast<int32_t>(best);
+}
+
+// Groups of multiprocessors that fold while the others decode, of up to `most`; 0: decode follows
+// the folds, which run everywhere. How many heads are due is known on the device only: assumed are
+// as many as staggered boundaries make in the mean. The costs were measured on an H200
+// (bench/cuda/decode_128 time ROWS folds, parts, beside).
+int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t most) {
+  if (call.stagger == 0) return 0;
+  const double total = static_cast<double>(call.batch) * call.v_heads;
+  const double due = total * std::min(call.tokens, call.window) / call.window;
+  const HeadFormat128& f = call.classes[0];
+  const int32_t rank = f.num_fp16 + f.num_int8 + f.num_int4;
+  const double fold =
+      f.num_fp16 == rank ? 12.0 + 2.0 * rank : 12.0 + 3.8 * rank;          // us, two at once
+  const double head = (vector ? 1.2 : 0.645) * (0.6 + 0.4 * call.tokens);  // us and multiprocessor
+  const double bytes = total * (call.boundary_bytes + 5000.0) * 0.25e-6;   // us, at full bandwidth
+  const auto folds = [&](int32_t on) { return std::ceil(due / (2 * on)) * fold; };
+  const auto decode = [&](int32_t on) { return std::max(total * head / on, bytes); };
+  int32_t best = 0;
+  double least = folds(processors) + decode(processors);
+  for (int32_t groups = 1; groups <= most && groups * kFoldGroup128 < processors; ++groups) {
+    const int32_t on = groups * kFoldGroup128;
+    const double time = std::max(folds(on), decode(processors - on));
+    if (time < least) least = time, best = groups;
+  }
+  return best;
 }
 
 }  // namespace
@@ -126,6 +162,7 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
       in.skip != nullptr) {
     return false;
   }
+  if (int64_t{args.batch} * shape.num_v_heads > INT32_MAX) return false;
   Call128 c = {};
   c.num_classes = static_cast<int32_t>(layout.classes.size());
   for (int32_t i = 0; i < c.num_classes; ++i) {
@@ -233,20 +270,25 @@ cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t s
           cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device)) {
     return e;
   }
-  if (cudaError_t e = launch_fold_128(call, vector, kFoldBlocks128 * processors, stream)) return e;
   // Small batches share a head among more warps. A block reserves 1 KiB of shared memory more than
   // it asks for.
   const int64_t total = int64_t{call.batch} * call.v_heads;
   const int32_t pairs = total >= 4 * processors ? 1 : 2;
   const int32_t each = decode_128_shared_bytes(call, vector, pairs) + 1024;
-  int32_t registers = 65536;
-  if (kFoldRegisters128 < registers) {  // all blocks are resident beside the folds
-    registers -= kFoldRegisters128;
-    shared -= kFoldBlocks128 * (fold_128_shared_bytes(call, vector) + 1024);
+  const int32_t most =
+      std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, pairs));
+  int32_t groups = 0;
+  if (call.stagger != 0) {
+    if (cudaError_t e = groups_that_fold_128(call, vector, &groups)) return e;
+    groups = groups_for(call, vector, processors, groups);
   }
-  const int32_t most = decode_128_resident_blocks(call, vector, pairs, registers);
-  const int32_t blocks = processors * std::clamp(shared / each, 1, std::max(most, 1));
-  return launch_decode_128(call, vector, pairs, even_blocks(call, blocks), true, stream);
+  const int32_t folding = groups > 0 ? groups * kFoldGroup128 : processors;
+  if (cudaError_t e = launch_fold_128(call, vector, folding, groups > 0, stream)) return e;
+  const int32_t blocks =
+      groups > 0
+          ? static_cast<int32_t>(std::min<int64_t>(total, int64_t{most} * (processors - folding)))
+          : blocks_for(call, processors, most);
+  return launch_decode_128(call, vector, pairs, blocks, true, groups == 0, stream);
 }
 
 }  // namespace leapquant::cuda

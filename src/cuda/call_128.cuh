@@ -311,25 +311,35 @@ __device__ __forceinline__ Sequence128 load_sequence(const Call128& call, int32_
   return s;
 }
 
-// This thread's share of the check of slots and positions: bit 2 slot, bit 3 below base, bit 4 past
-// window, bit 5 a slot or window that an earlier live row names.
-__device__ __forceinline__ uint32_t check_positions(const Call128& call, const Sequence128& s,
-                                                    int32_t thread, int32_t threads) {
-  if (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots) return 4u;
+// This thread's share of the check that no earlier live row names the slot or window: bit 5.
+__device__ __forceinline__ uint32_t check_slots(const Call128& call, const Sequence128& s,
+                                                int32_t thread, int32_t threads) {
+  constexpr int32_t kAhead = 4;  // loads on their way; a row past the last is the last again
   uint32_t faults = 0;
-  for (int32_t other = thread; other < s.index; other += threads) {
-    const int32_t slot = __ldg(call.state_slots + other);
-    const int32_t window = call.window_slots != nullptr ? __ldg(call.window_slots + other) : slot;
-    if (slot >= 0 && (slot == s.slot || window == s.window_slot)) faults |= 32u;
-  }
-  const int32_t shared = call.group > 1 ? s.tokens : 0;
-  for (int32_t h = thread; h < call.v_heads; h += threads) {
-    const int32_t base =
-        *reinterpret_cast<const volatile int32_t*>(call.base + int64_t{s.slot} * call.v_heads + h);
-    if (s.position < base) faults |= 8u;
-    if (int64_t{s.position} - base + shared > call.ring_tokens) faults |= 16u;
+#pragma unroll 1
+  for (int32_t first = thread; first < s.index; first += kAhead * threads) {
+    int32_t slot[kAhead];
+    int32_t window[kAhead];
+#pragma unroll
+    for (int32_t i = 0; i < kAhead; ++i) {
+      const int32_t other = min(first + i * threads, s.index - 1);
+      slot[i] = window[i] = __ldg(call.state_slots + other);
+      if (call.window_slots != nullptr) window[i] = __ldg(call.window_slots + other);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kAhead; ++i) {
+      if (slot[i] >= 0 && (slot[i] == s.slot || window[i] == s.window_slot)) faults = 32u;
+    }
   }
   return faults;
+}
+
+// The check of a head's position: bit 3 below base, bit 4 past the window.
+__device__ __forceinline__ uint32_t check_position(const Call128& call, const Sequence128& s,
+                                                   int32_t base) {
+  const int32_t shared = call.group > 1 ? s.tokens : 0;
+  if (s.position < base) return 8u;
+  return int64_t{s.position} - base + shared > call.ring_tokens ? 16u : 0u;
 }
 
 __device__ __forceinline__ int32_t status_of(uint32_t faults) {

@@ -59,13 +59,18 @@ __device__ __forceinline__ void prefetch_inputs(const Call128& call, int32_t seq
   prefetch_bulk(row_of(call.v, sequence, 0, 0), values);
 }
 
+// Heads of a block; the first `longer` blocks have one more.
+struct Shares {
+  int32_t heads, longer;
+};
+
 constexpr int32_t kMostLooks = 4096;  // at bases that a fold has to move, before waiting for all
 
 // Each block takes heads first .. last - 1 of batch x v_heads, in order, up to 32 of a sequence at
 // a time. First those whose boundary states are up to date, then, as the folds finish, the others.
 template <bool kVector, int kPairs, bool kPlain, bool kMany>
 __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, kPlain, kMany))
-    decode_kernel(const __grid_constant__ Call128 call) {
+    decode_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Shares shares) {
   using OneHead = Head<kVector, kPairs, kPlain, kMany>;
   extern __shared__ __align__(128) char shared[];
   constexpr int32_t kThreads = 64 * kPairs;
@@ -84,14 +89,21 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   uint32_t* deferred = reinterpret_cast<uint32_t*>(shared + plan.deferred);
   auto& rows = *reinterpret_cast<typename OneHead::Pointers*>(shared + plan.pointers);
   int32_t* common = reinterpret_cast<int32_t*>(shared + plan.bases);
-  if (threadIdx.x == 0) head_at(own_lane).init_barriers();
+  uint32_t* faults_found = reinterpret_cast<uint32_t*>(shared + plan.faults);
+  const auto rank = static_cast<int32_t>(cluster_rank());
+  const auto together = static_cast<int32_t>(cluster_blocks());  // these share a sequence's check
+  if (threadIdx.x == 0) {
+    head_at(own_lane).init_barriers();
+    *faults_found = 0;
+  }
   for (int32_t i = threadIdx.x; i < kDeferredWords; i += kThreads) deferred[i] = 0;
   fence_async_shared();
   __syncthreads();
+  if (together > 1) cluster_arrive();  // the others may write here once they have waited
 
-  const int64_t total = int64_t{call.batch} * call.v_heads;
-  const int64_t first = total * blockIdx.x / gridDim.x;
-  const int32_t count = static_cast<int32_t>(total * (blockIdx.x + 1) / gridDim.x - first);
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  const int32_t first = block * shares.heads + min(block, shares.longer);
+  const int32_t count = shares.heads + (block < shares.longer ? 1 : 0);
   uint32_t turn = 0;        // heads that this block has had
   uint32_t input_turn = 0;  // the same of tokens, where there are several
   const auto turn_of_inputs = [&] { return kMany ? input_turn : turn; };
@@ -104,8 +116,9 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
       if (++looks == kMostLooks) wait_for_previous_grid();
       if (looks > 1) __nanosleep(100);
     }
-    int32_t sequence = static_cast<int32_t>(first / call.v_heads);
-    int32_t from = static_cast<int32_t>(first - int64_t{sequence} * call.v_heads);
+    int32_t sequence =
+        static_cast<int32_t>(static_cast<uint32_t>(first) / static_cast<uint32_t>(call.v_heads));
+    int32_t from = first - sequence * call.v_heads;
     uint32_t faults = 0;
     int32_t index = 0;
 #pragma unroll 1
@@ -147,7 +160,16 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
       int32_t tokens = kMany ? 0 : 1;
       if (wanted != 0) {
         const Sequence128 s = load_sequence(call, sequence);
+        uint32_t found = 0;
+        // This block's part of the check of inputs. Blocks that share it do it while the slot and
+        // then the bases are on their way, others while the first head's copies are.
+        const auto check = [&](bool now) {
+          if (!fresh || !now) return;
+          found |= check_inputs<kVector, 4, kPlain>(
+              call, sequence, s.tokens, rank * kThreads + threadIdx.x, together * kThreads);
+        };
         if (fresh) {
+          if (together > 1 && index == 0) cluster_wait();
           faults = s.fault;
           if (s.alive &&
               (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots)) {
@@ -158,36 +180,62 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
         bool computes = s.alive && faults == 0;
         if (computes) {
           const int32_t h = min(group + lane, call.v_heads - 1);
-          if (warp == 0) {  // one look for all warps: a fold may move a base
-            const int32_t seen = load_acquire(call.base + int64_t{s.slot} * call.v_heads + h);
-            if (lane == 0) head.write_pointers(s, &rows);
-            common[lane] = seen;
+          bool copying = false;
+          uint32_t due = 0;
+#pragma unroll 1
+          for (int32_t step = 0; step < 2; ++step) {
+            check(step == (together > 1 ? 0 : 1));
+            if (step != 0) continue;
+            if (warp == 0) {  // one look for all warps: a fold may move a base
+              const int32_t seen = load_acquire(call.base + int64_t{s.slot} * call.v_heads + h);
+              if (lane == 0) head.write_pointers(s, &rows);
+              common[lane] = seen;
+            }
+            __syncthreads();
+            const int32_t base = common[lane];
+            const int32_t boundary = last_boundary_of<kPlain>(call, h, s.position);
+            counts = s.position - base;
+            // When all folds are done nothing is waited for.
+            due = __ballot_sync(
+                kAll, looks < kMostLooks && last_boundary_of<kPlain>(call, h, s.position) > base);
+            const uint32_t fit =
+                __ballot_sync(kAll, counts >= 0 && counts <= call.capacity - (call.tokens - 1));
+            heads = wanted & ~due & fit;
+            // What a fold beside this wrote before it moved a base, for copies.
+            if (__any_sync(kAll, boundary == base) && lane == 0) fence_async_proxy();
+            copying = heads != 0;
+            if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1, 0);
           }
-          __syncthreads();
-          if (lane == 0) fence_async_proxy();  // what the fold that moved a base wrote, for copies
-          const int32_t base = common[lane];
-          counts = s.position - base;
-          // When all folds are done nothing is waited for.
-          const uint32_t due = __ballot_sync(
-              kAll, looks < kMostLooks && last_boundary_of<kPlain>(call, h, s.position) > base);
-          const uint32_t fit =
-              __ballot_sync(kAll, counts >= 0 && counts <= call.capacity - (call.tokens - 1));
-          heads = wanted & ~due & fit;
-          const bool copying = heads != 0;
-          if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1, 0);
           if (fresh) {
             if (kPlain && !kMany && threadIdx.x == 0 && count - index > some &&
                 sequence + 1 < call.batch) {
               prefetch_inputs(call, sequence + 1);
             }
-            uint32_t found = check_positions(call, s, threadIdx.x, kThreads);
-            found |=
-                check_inputs<kVector, 4, kPlain>(call, sequence, s.tokens, threadIdx.x, kThreads);
-            if (__syncthreads_or(found != 0)) {
+            found |= check_slots(call, s, rank * kThreads + threadIdx.x, together * kThreads);
+            found |= check_position(call, s, common[lane]);
 #pragma unroll 1
-              for (uint32_t bit = 1; bit <= 32; bit <<= 1) {
-                if (__syncthreads_or((found & bit) != 0)) faults |= bit;
+            for (int32_t other = threadIdx.x; call.v_heads > 32 && other < call.v_heads;
+                 other += kThreads) {
+              found |= check_position(
+                  call, s, load_acquire(call.base + int64_t{s.slot} * call.v_heads + other));
+            }
+            if (found != 0) {
+#pragma unroll 1
+              for (int32_t r = 0; r < together; ++r) {
+                set_bits_in_block(shared_address(faults_found), static_cast<uint32_t>(r), found);
               }
+              fence_cluster();
+            }
+            if (together > 1) {
+              cluster_arrive();
+              cluster_wait();
+            } else {
+              __syncthreads();
+            }
+            faults |= *faults_found;
+            if (faults != 0) {
+              __syncthreads();
+              if (threadIdx.x == 0) *faults_found = 0;
               computes = false;
             }
           }
@@ -253,8 +301,19 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   wait_for_previous_grid();  // what follows in the stream finds the folds done too
 }
 
+// Blocks of a cluster: up to eight that have equal parts of the same sequence. 1 where blocks have
+// whole sequences or uneven parts.
+int32_t blocks_together(const Call128& call, int32_t blocks) {
+  if (blocks % call.batch != 0) return 1;
+  const int32_t parts = blocks / call.batch;
+  if (call.v_heads % parts != 0) return 1;
+  return parts % 8 == 0 ? 8 : parts % 4 == 0 ? 4 : parts % 2 == 0 ? 2 : 1;
+}
+
 template <bool kVector, int kPairs, bool kPlain, bool kMany>
-cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, cudaStream_t stream) {
+cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shares,
+                   cudaStream_t stream) {
+  const int32_t cluster = shares ? blocks_together(call, blocks) : 1;
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
                             call.weight_rows, kPairs);
   const auto kernel = decode_kernel<kVector, kPairs, kPlain, kMany>;
@@ -271,22 +330,29 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, cudaStrea
   config.blockDim = dim3(64 * kPairs);
   config.dynamicSmemBytes = static_cast<size_t>(plan.bytes);
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = overlaps ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, call);
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+    ++count;
+  }
+  if (overlaps) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count].val.programmaticStreamSerializationAllowed = 1;
+    ++count;
+  }
+  config.attrs = attributes;
+  config.numAttrs = count;
+  const int32_t total = call.batch * call.v_heads;
+  return cudaLaunchKernelEx(&config, kernel, call, Shares{total / blocks, total % blocks});
 }
 
 }  // namespace
 
-int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs,
-                                   int32_t registers) {
-  const int32_t most = resident_blocks(vector, pairs, call.plain != 0, call.tokens > 1);
-  const int32_t threads = 64 * pairs;
-  const int32_t each = 65536 / (most * threads) / 8 * 8 * threads;  // granted in eights
-  return std::min(most, registers / each);
+int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs) {
+  return resident_blocks(vector, pairs, call.plain != 0, call.tokens > 1);
 }
 
 int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs) {
@@ -296,7 +362,7 @@ int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs)
 }
 
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
-                              bool overlaps, cudaStream_t stream) {
+                              bool overlaps, bool shares, cudaStream_t stream) {
   const int64_t total = int64_t{call.batch} * call.v_heads;
   if (total == 0) return cudaSuccess;
   // The bitmap of deferred heads bounds a block's share.
@@ -305,8 +371,8 @@ cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, i
   const int32_t grid = static_cast<int32_t>(std::max(std::min<int64_t>(blocks, total), least));
   const bool plain = call.plain != 0;
   const auto with = [&]<bool kVector, bool kPlain, bool kMany>() {
-    if (pairs == 1) return launch<kVector, 1, kPlain, kMany>(call, grid, overlaps, stream);
-    return launch<kVector, 2, kPlain, kMany>(call, grid, overlaps, stream);
+    if (pairs == 1) return launch<kVector, 1, kPlain, kMany>(call, grid, overlaps, shares, stream);
+    return launch<kVector, 2, kPlain, kMany>(call, grid, overlaps, shares, stream);
   };
   const auto of = [&]<bool kVector>() {
     if (!plain) return with.template operator()<kVector, false, true>();

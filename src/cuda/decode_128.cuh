@@ -19,21 +19,25 @@ Status accepts_decode_128(const Layout& layout, Sentence* why_not);
 bool make_call_128(const Layout& layout, const leapquant_pool& pool,
                    const leapquant_decode_args& args, Call128* call);
 
-inline constexpr int32_t kFoldBlocks128 = 2;  // of the fold, resident on a multiprocessor
-// Registers that these take of a multiprocessor's 65,536; all of them: decode follows the folds.
-inline constexpr int32_t kFoldRegisters128 = 65536;
-
 int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs);
-// Blocks of 1 or 2 pairs of warps that `registers` allow on a multiprocessor.
-int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs,
-                                   int32_t registers);
+// Blocks of 1 or 2 pairs of warps that the registers of a multiprocessor allow.
+int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs);
 // Decodes all heads; those that are due after the grid before it in the stream (the folds) is done.
-// overlaps: that grid triggers its dependents and may run at the same time.
+// overlaps: that grid triggers its dependents and may run at the same time. shares: blocks that
+// have equal parts of a sequence check its inputs together, as a cluster.
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
-                              bool overlaps, cudaStream_t stream);
-// Folds every head that is due. Triggers dependents at once.
-cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, cudaStream_t stream);
-int32_t fold_128_shared_bytes(const Call128& call, bool vector);
+                              bool overlaps, bool shares, cudaStream_t stream);
+
+// Blocks that fold together where decode runs at the same time: multiprocessors that share an
+// instruction cache, so that the two do not take it from each other.
+inline constexpr int32_t kFoldGroup128 = 16;
+// *groups: how many of these the current device holds at once; 0 where it has no such clusters.
+cudaError_t groups_that_fold_128(const Call128& call, bool vector, int32_t* groups);
+// Folds every head that is due. A block takes a whole multiprocessor and folds two heads at a time.
+// groups: `blocks` is a multiple of kFoldGroup128, and these lie together. Triggers dependents at
+// once.
+cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, bool groups,
+                            cudaStream_t stream);
 
 // Both launches, shaped for the current device.
 cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t stream);

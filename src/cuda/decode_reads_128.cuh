@@ -34,7 +34,7 @@ constexpr int32_t kInputBytes = 1424;
 // Shared memory of one block, in bytes from its start. Every pair of warps has scratch of its own,
 // `scratch` bytes from the next one's: places from `limbs` on are the first pair's.
 struct Plan {
-  int32_t keys, corrections, decays, inputs, deferred, bases, pointers, barriers;
+  int32_t keys, corrections, decays, inputs, deferred, bases, pointers, barriers, faults;
   int32_t input_bytes;  // of one of two buffers
   int32_t limbs, codes, weights, units, scratch, bytes;
   int32_t rows;   // weights of one vector
@@ -63,6 +63,8 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   at += 80;
   p.barriers = at;
   at += 4 * 8;
+  p.faults = at;  // of the sequence at hand
+  at += 16;
   p.limbs = at;  // then sums of rows [2][128]: the limbs are dead
   at += kLimbBytes;
   p.codes = at;  // byte planes of both vectors, then sums of codes [4][words]

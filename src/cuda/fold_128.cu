@@ -20,11 +20,16 @@ using namespace folding_128;
 constexpr int32_t kSender = kThreads - 32;  // the thread that starts copies and stores
 constexpr int32_t kChunk = 128;             // heads that a block looks at together
 
+constexpr int32_t kTeams = 2;
 // A head that is due, as shared memory keeps it until its turn.
 struct Item {
   int32_t sequence, v_head, slot, window_slot, position, tokens, base, boundary;
 };
 constexpr int32_t kItemBytes = sizeof(Item) + 4;  // and its faults
+
+__host__ __device__ constexpr int32_t team_bytes(const Plan& plan) {
+  return (plan.list + kChunk * kItemBytes + 32 + 127) & ~127;
+}
 
 // A head's window: keys and corrections as they lie, a record a warp; vector decays in FP32 and
 // scalar ones as factors into shared memory.
@@ -178,7 +183,7 @@ struct Turns {
       found |= check_inputs<kVector, 4, kPlain>(call, item.sequence, item.tokens, mine, threads);
       if (found != 0) faults[i] = 1;
     }
-    __syncthreads();
+    sync_team();
   }
 
   // Moves the base of the item whose state the sender has sent, once it is written.
@@ -215,7 +220,7 @@ struct Turns {
       };
       if (thread == kSender) bulk_stores_wait();
       barrier_wait(barrier, parity);
-      __syncthreads();
+      sync_team();
       if (faults[i] == 0) {
         State x;
         const float scale = fold.template prepare<kVector>(raw, records);
@@ -223,7 +228,7 @@ struct Turns {
         bool zero;
         uint32_t flags = normalise(fold, &x, scale, &zero);
         if (fold.rank() > 0) fold.store_matrix(x);
-        __syncthreads();
+        sync_team();
         flags |= fold.fit_any(&x, zero, [&] { release(&sent); });
         const auto free = [&] {
           if (thread == kSender && more) prefetch(items[i + 1]);
@@ -231,7 +236,7 @@ struct Turns {
         };
         finish(fold, item, &x, flags, free);
         load_records<kVector, kPlain>(call, plan, shared, items[min(i + 1, count - 1)], &raw);
-        __syncthreads();
+        sync_team();
         send(fold, item);
         if (plan.turns == 0) {
           if (thread == kSender) bulk_stores_wait();
@@ -239,7 +244,7 @@ struct Turns {
         }
         sent = i;
       } else {
-        __syncthreads();
+        sync_team();
         copy_next();
         release(&sent);
         load_records<kVector, kPlain>(call, plan, shared, items[min(i + 1, count - 1)], &raw);
@@ -248,7 +253,7 @@ struct Turns {
       turn ^= plan.turns;
     }
     release(&sent);
-    __syncthreads();
+    sync_team();
   }
 
   // From the residual to the boundary state in shared memory and the figures' parts.
@@ -313,12 +318,15 @@ struct Turns {
 
 // Heads of the call, head by head over the sequences, are dealt round robin to the blocks, and a
 // block folds those of its own that are due: whether another block has folded one of its heads
-// already decides nothing here. Staggered boundaries make equal shares of it.
+// already decides nothing here. Staggered boundaries make equal shares of it. Two teams of threads
+// make a block, which takes all registers of a multiprocessor, so that nothing else runs there;
+// each folds heads of its own.
 template <bool kVector, bool kPlain>
-__global__ void __launch_bounds__(kThreads, kFoldBlocks128)
+__global__ void __launch_bounds__(kTeams* kThreads, 1)
     fold_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Plan plan) {
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(128) char all_shared[];
   launch_dependents();
+  char* shared = all_shared + static_cast<int32_t>(threadIdx.y) * team_bytes(plan);
   const int32_t thread = threadIdx.x;
   Item* items = reinterpret_cast<Item*>(shared + plan.list);
   int32_t* faults = reinterpret_cast<int32_t*>(items + kChunk);
@@ -329,11 +337,13 @@ __global__ void __launch_bounds__(kThreads, kFoldBlocks128)
   Turns<kVector, kPlain> turns = {call, plan, shared, items, faults, barrier, 0u, 0};
 
   const int32_t total = call.batch * call.v_heads;
-  for (int64_t start = blockIdx.x; start < total; start += int64_t{gridDim.x} * kChunk) {
+  const int64_t teams = int64_t{kTeams} * gridDim.x;
+  for (int64_t start = blockIdx.x + int64_t{gridDim.x} * threadIdx.y; start < total;
+       start += teams * kChunk) {
     if (thread == 0) *count = 0;
     if (thread < kChunk) faults[thread] = 0;
-    __syncthreads();
-    const int64_t index = start + int64_t{thread} * gridDim.x;
+    sync_team();
+    const int64_t index = start + thread * teams;
     if (thread < kChunk && index < total) {
       const int32_t v_head = static_cast<int32_t>(index) / call.batch;
       const int32_t sequence = static_cast<int32_t>(index) - v_head * call.batch;
@@ -350,7 +360,7 @@ __global__ void __launch_bounds__(kThreads, kFoldBlocks128)
         }
       }
     }
-    __syncthreads();
+    sync_team();
     if (*count > 0) turns.fold_all(*count);
   }
 }
@@ -359,27 +369,57 @@ Plan plan_for(const Call128& call, bool vector) {
   return folding_128::plan_for(call, call.ring_tokens, true, vector ? 512 : 0);
 }
 
-}  // namespace
+using Kernel = void (*)(Call128, Plan);
 
-int32_t fold_128_shared_bytes(const Call128& call, bool vector) {
-  return plan_for(call, vector).list + kChunk * kItemBytes + 32;
+// The kernel of a call, and its launch but for the grid. group: blocks of a cluster.
+Kernel prepare(const Call128& call, bool vector, int32_t group, cudaLaunchConfig_t* config,
+               cudaLaunchAttribute* cluster) {
+  *config = {};
+  *cluster = {};
+  config->gridDim = dim3(static_cast<unsigned>(group));
+  config->blockDim = dim3(kThreads, kTeams);
+  config->dynamicSmemBytes = static_cast<size_t>(kTeams * team_bytes(plan_for(call, vector)));
+  cluster->id = cudaLaunchAttributeClusterDimension;
+  cluster->val.clusterDim.x = static_cast<unsigned>(group);
+  cluster->val.clusterDim.y = cluster->val.clusterDim.z = 1;
+  config->attrs = cluster;
+  config->numAttrs = group > 1 ? 1 : 0;
+  if (vector) return call.plain ? fold_kernel<true, true> : fold_kernel<true, false>;
+  return call.plain ? fold_kernel<false, true> : fold_kernel<false, false>;
 }
 
-cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, cudaStream_t stream) {
-  const int64_t total = int64_t{call.batch} * call.v_heads;
-  if (total == 0) return cudaSuccess;
-  const auto kernel = vector ? (call.plain ? fold_kernel<true, true> : fold_kernel<true, false>)
-                             : (call.plain ? fold_kernel<false, true> : fold_kernel<false, false>);
-  const int32_t bytes = fold_128_shared_bytes(call, vector);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+cudaError_t set_limits(Kernel kernel, const cudaLaunchConfig_t& config) {
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(config.dynamicSmemBytes));
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared);  // as the decode beside it
-  if (error != cudaSuccess) return error;
-  const int32_t grid = static_cast<int32_t>(std::min<int64_t>(blocks, total));
-  kernel<<<grid, kThreads, static_cast<size_t>(bytes), stream>>>(call, plan_for(call, vector));
-  return cudaGetLastError();
+  if (error != cudaSuccess || config.numAttrs == 0) return error;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+}  // namespace
+
+cudaError_t groups_that_fold_128(const Call128& call, bool vector, int32_t* groups) {
+  cudaLaunchConfig_t config;
+  cudaLaunchAttribute cluster;
+  const auto kernel = prepare(call, vector, kFoldGroup128, &config, &cluster);
+  *groups = 0;
+  if (cudaError_t e = set_limits(kernel, config)) return e;
+  return cudaOccupancyMaxActiveClusters(groups, kernel, &config);
+}
+
+cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, bool groups,
+                            cudaStream_t stream) {
+  const int64_t total = int64_t{call.batch} * call.v_heads;
+  if (total == 0) return cudaSuccess;
+  cudaLaunchConfig_t config;
+  cudaLaunchAttribute cluster;
+  const auto kernel = prepare(call, vector, groups ? kFoldGroup128 : 1, &config, &cluster);
+  if (cudaError_t e = set_limits(kernel, config)) return e;
+  config.gridDim = dim3(static_cast<unsigned>(groups ? blocks : std::min<int64_t>(blocks, total)));
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, call, plan_for(call, vector));
 }
 
 }  // namespace leapquant::cuda

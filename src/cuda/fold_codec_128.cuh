@@ -127,12 +127,12 @@ struct Fold : FoldFitFew {
         if (g() == 0) {
           *reinterpret_cast<uint32_t*>(boundary() + format.smoothing_at + first_key()) = word;
         }
-        __syncthreads();
+        sync_team();
       }
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) c[i] *= scale;
     } else {
-      __syncthreads();
+      sync_team();
     }
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
@@ -160,7 +160,7 @@ struct Fold : FoldFitFew {
     const int32_t first = (t() & 1) * 8 + (t() >> 1) * 4;
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) maxima[128 * warp() + 8 * (first + i) + g()] = p[i];
-    __syncthreads();
+    sync_team();
     // Scales at which a code can pass the ends of its range: clamped.
     bool clamps = format.half_levels != 0 || format.scale_steps > format.q_max;
     if (thread() < 128) {
@@ -189,7 +189,7 @@ struct Fold : FoldFitFew {
       at<float2>(kInversesAt)[kInverseRow * (thread() & 7) + (thread() >> 3)] =
           make_float2(b == 0.0f ? 0.0f : __fdiv_rn(format.q_max, b), b * format.inverse_q);
     }
-    const bool clamped = __syncthreads_or(clamps) != 0;
+    const bool clamped = sync_team_or(clamps) != 0;
     free();
     if (clamped) {
       *error = store_quotients<false>(*s, c);

@@ -17,7 +17,7 @@ struct FoldFit : FoldProducts {
 #pragma unroll 1
       for (int32_t first = 0; first <= i; first += 8) gram_entries(i, first, ridge);
     }
-    __syncthreads();
+    sync_team();
   }
   // gram [i][first .. first + 7]: eight sums over the lanes by exchanging halves.
   __device__ __forceinline__ void gram_entries(int32_t i, int32_t first, float ridge) const {
@@ -77,7 +77,7 @@ struct FoldFit : FoldProducts {
         factor_many(least);
       }
     }
-    __syncthreads();
+    sync_team();
   }
   // The same for any rank, column by column from what lies to the left.
   __device__ __forceinline__ void factor_many(float least) const {
@@ -132,7 +132,7 @@ struct FoldFit : FoldProducts {
         }
       }
     }
-    __syncthreads();
+    sync_team();
   }
   __device__ __forceinline__ void put_column(int32_t j, float x, bool columns) const {
     sides()[j * kStride + thread()] = x;
@@ -171,7 +171,7 @@ struct FoldFit : FoldProducts {
         column[j * kStride] = sum * gram[j * 33 + j];
       }
     }
-    __syncthreads();
+    sync_team();
   }
 
   // sides [rank][128] = S columns per key: of high and low parts, or of what is stored times its
@@ -198,7 +198,7 @@ struct FoldFit : FoldProducts {
         }
       }
     }
-    __syncthreads();
+    sync_team();
   }
   // The FP16 key sides from `sides`, for `power`; or S columns.
   __device__ __forceinline__ void project(bool given) const {
@@ -218,7 +218,7 @@ struct FoldFit : FoldProducts {
         put_projection(first, d);
       }
     }
-    __syncthreads();
+    sync_team();
   }
 
   // Rounds `sides` to the compensators' types into the boundary state. Value sides: sides
@@ -298,7 +298,7 @@ struct FoldFit : FoldProducts {
         *place = decoded;
       }
     }
-    __syncthreads();
+    sync_team();
     return saturated ? LEAPQUANT_HEALTH_COMPENSATOR_SATURATED : 0u;
   }
 
@@ -311,7 +311,7 @@ struct FoldFit : FoldProducts {
       const float sum = sum_of_warp(fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, x.x * x.x))));
       if (lane() == 0) strength[c] = sum;
     }
-    __syncthreads();
+    sync_team();
 #pragma unroll 1
     for (int32_t i = thread(); i < rank() * 128; i += kThreads) {
       const int32_t c = i / 128;
@@ -321,7 +321,7 @@ struct FoldFit : FoldProducts {
       }
       sides()[place * kStride + (i & 127)] = __half2float(column(c, 0)[i & 127]);
     }
-    __syncthreads();
+    sync_team();
   }
 
   // Fits and stores the compensators; S becomes the residual. Written so that every piece of code
@@ -334,7 +334,7 @@ struct FoldFit : FoldProducts {
       for (int32_t i = thread(); i < rank() * 128; i += kThreads) {
         sides()[i / 128 * kStride + (i & 127)] = 0.0f;
       }
-      __syncthreads();
+      sync_team();
     } else {
       cold = start_columns();
       const int32_t rounds = cold ? 3 : format.fit_rounds;
@@ -351,7 +351,7 @@ struct FoldFit : FoldProducts {
         project(mixed);
 #pragma unroll 1
         for (int32_t first = 0; first < rank(); first += 8) power(first, rank());
-        __syncthreads();
+        sync_team();
         const int32_t passes = cold || round + 1 == rounds ? 2 : 1;
 #pragma unroll 1
         for (int32_t pass = 0; pass < passes; ++pass) {

@@ -107,9 +107,9 @@ struct FoldFitFew : FoldFit {
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) d[i] += __shfl_xor_sync(kAll, d[i], 2);
       put_projection(0, d);
-      __syncthreads();
+      sync_team();
       power(0, rank());
-      __syncthreads();
+      sync_team();
       if (warp() == 0) {
         const bool last = round + 1 == rounds;
         float4 x[4];
@@ -129,7 +129,7 @@ struct FoldFitFew : FoldFit {
       } else if (round == 0) {
         meanwhile();
       }
-      __syncthreads();
+      sync_team();
     }
     subtract_few(s, &saturated);
     return saturated ? LEAPQUANT_HEALTH_COMPENSATOR_SATURATED : 0u;

@@ -86,7 +86,7 @@ struct FoldProducts : FoldState {
         column(c, 0)[i & 127] = __float2half_rn(start_vector(c, i & 127));
         column(c, kLowAt)[i & 127] = __half(0.0f);
       }
-      __syncthreads();
+      sync_team();
     }
     return cold;
   }

@@ -300,7 +300,7 @@ struct FoldState {
         }
       }
     }
-    __syncthreads();
+    sync_team();
     // Magnitudes of rows (of all warps), factors and scales: exponents, then powers of two.
     const float* magnitudes = at<float>(kMagnitudesAt);
     float largest =
@@ -326,7 +326,7 @@ struct FoldState {
       to[0] = mine.x * by, to[kStepRow] = mine.y * by;
       to[2 * kStepRow] = mine.z * by, to[3 * kStepRow] = mine.w * by;
     }
-    __syncthreads();
+    sync_team();
     return scale;
   }
 
@@ -501,14 +501,14 @@ struct FoldState {
     x = sum_of_warp(x);
     float* to = at<float>(kReductionsAt) + 8 * slot;
     if (lane() == 0) to[warp()] = x;
-    __syncthreads();
+    sync_team();
     return sum_of_eight(to);
   }
   __device__ __forceinline__ uint32_t block_max(uint32_t bits, int32_t slot) const {
     bits = __reduce_max_sync(kAll, bits);
     uint32_t* to = at<uint32_t>(kReductionsAt) + 8 * slot;
     if (lane() == 0) to[warp()] = bits;
-    __syncthreads();
+    sync_team();
     return __reduce_max_sync(kAll, to[lane() & 7]);
   }
 };

@@ -150,6 +150,35 @@ __device__ __forceinline__ bool team_any(int32_t id, bool mine) {
 
 // ---- Loads and stores with an order ----
 
+// Blocks of a cluster: this one's rank, their number (1 without one), a barrier of all threads in
+// two halves (what was written before the first is seen after the second), and bits set in a word
+// that lies at `shared` in the block `rank`.
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ uint32_t cluster_blocks() {
+  uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void set_bits_in_block(uint32_t shared, uint32_t rank, uint32_t bits) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
+  asm volatile("red.relaxed.cluster.shared::cluster.or.b32 [%0], %1;" ::"r"(there), "r"(bits)
+               : "memory");
+}
+__device__ __forceinline__ void fence_cluster() {
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+}
+
 __device__ __forceinline__ int32_t load_acquire(const int32_t* address) {
   int32_t value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -204,6 +233,21 @@ __device__ __forceinline__ void store_shared(uint32_t shared, int32_t word) {
 // Until `threads` threads (a multiple of 32) have come to barrier `id` (1 to 15) of the block.
 __device__ __forceinline__ void sync_threads(int32_t id, int32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Barriers of a team: the 256 threads of a block that share threadIdx.y. sync_team_or: whether
+// `condition` holds in any of them.
+__device__ __forceinline__ void sync_team() {
+  asm volatile("bar.sync %0, 256;" ::"r"(threadIdx.y + 1) : "memory");
+}
+__device__ __forceinline__ bool sync_team_or(bool condition) {
+  uint32_t any;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\t"
+      "barrier.cta.red.or.pred p, %2, 256, p;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+      : "=r"(any)
+      : "r"(static_cast<uint32_t>(condition)), "r"(threadIdx.y + 1)
+      : "memory");
+  return any != 0;
 }
 
 // ---- Matrix units ----

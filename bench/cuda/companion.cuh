@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels that run beside the one that is timed, one block on each of some multiprocessors, until
+// they are told to stop: to find out what a kernel shares with its neighbours, and what it does on
+// fewer multiprocessors.
+#pragma once
+
+#include "decode_case.cuh"
+
+namespace leapquant::bench {
+
+enum class Work {
+  kNone,
+  kOccupy,     // the whole multiprocessor, asleep
+  kSleep,      // two warps, asleep
+  kLoop,       // two warps of arithmetic, code of a few lines
+  kCode16,     // the same through 16 KB of code
+  kCode64,     // 64 KB
+  kStream,     // two warps that read memory, eight words of 16 bytes on their way each
+  kParameters  // two warps that read 2 KB of parameters
+};
+
+struct Parameters {
+  float values[512];
+};
+
+template <int kCount>
+__device__ __forceinline__ float multiply_adds(float x, float y) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(x) : "f"(y));
+  return x;
+}
+
+template <Work kWork>
+__global__ void companion(const volatile int* stop, const uint4* memory, int64_t words,
+                          const __grid_constant__ Parameters parameters, float* sink) {
+  float x = static_cast<float>(threadIdx.x);
+  int64_t at = int64_t{blockIdx.x} * 4096 + threadIdx.x;
+  while (true) {
+    // One lane asks, seldom, and in device memory: many reads of the host's hold up all fences.
+    int ends = 0;
+    if ((threadIdx.x & 31) == 0) ends = *stop;
+    if (__shfl_sync(~0u, ends, 0) != 0) break;
+    if constexpr (kWork == Work::kOccupy || kWork == Work::kSleep) {
+      for (int i = 0; i < 8; ++i) __nanosleep(1000);
+    } else if constexpr (kWork == Work::kLoop) {
+#pragma unroll 1
+      for (int i = 0; i < 1024; ++i) x = multiply_adds<16>(x, 0.5f);
+    } else if constexpr (kWork == Work::kCode16) {
+#pragma unroll 1
+      for (int i = 0; i < 16; ++i) x = multiply_adds<1024>(x, 0.5f);
+    } else if constexpr (kWork == Work::kCode64) {
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) x = multiply_adds<4096>(x, 0.5f);
+    } else if constexpr (kWork == Work::kStream) {
+#pragma unroll 1
+      for (int i = 0; i < 64; ++i) {
+        uint4 got[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) got[j] = __ldcs(memory + (at + 64 * j) % words);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x += __uint_as_float(got[j].x ^ got[j].w);
+        at += 512 * 132;
+      }
+    } else if constexpr (kWork == Work::kParameters) {
+#pragma unroll
+      for (int i = 0; i < 512; ++i) x = x * 0.5f + parameters.values[i];
+    }
+  }
+  if (x == 1.25f) *sink = x;
+}
+
+// Starts blocks of a companion on a stream of its own; ends them when it goes.
+class Beside {
+ public:
+  Beside(Work work, int blocks) {
+    if (work == Work::kNone || blocks == 0) return;
+    REQUIRE(cudaMalloc(&stop_, sizeof(int)));
+    REQUIRE(cudaMemset(stop_, 0, sizeof(int)));
+    REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    REQUIRE(cudaMalloc(&memory_, kBytes));
+    REQUIRE(cudaMemset(memory_, 0, kBytes));
+    REQUIRE(cudaDeviceSynchronize());
+    switch (work) {
+      case Work::kOccupy:
+        start<Work::kOccupy>(blocks, 227 * 1024);
+        break;
+      case Work::kSleep:
+        start<Work::kSleep>(blocks, 0);
+        break;
+      case Work::kLoop:
+        start<Work::kLoop>(blocks, 0);
+        break;
+      case Work::kCode16:
+        start<Work::kCode16>(blocks, 0);
+        break;
+      case Work::kCode64:
+        start<Work::kCode64>(blocks, 0);
+        break;
+      case Work::kStream:
+        start<Work::kStream>(blocks, 0);
+        break;
+      case Work::kParameters:
+        start<Work::kParameters>(blocks, 0);
+        break;
+      case Work::kNone:
+        break;
+    }
+  }
+  ~Beside() {
+    if (stop_ == nullptr) return;
+    cudaStream_t other;
+    REQUIRE(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    int* one;  // a copy, not a kernel: there may be no room for one
+    REQUIRE(cudaHostAlloc(&one, sizeof(int), cudaHostAllocDefault));
+    *one = 1;
+    REQUIRE(cudaMemcpyAsync(stop_, one, sizeof(int), cudaMemcpyHostToDevice, other));
+    REQUIRE(cudaStreamSynchronize(stream_));
+    REQUIRE(cudaStreamDestroy(stream_));
+    REQUIRE(cudaFree(memory_));
+    REQUIRE(cudaStreamDestroy(other));
+    REQUIRE(cudaFreeHost(one));
+    REQUIRE(cudaFree(stop_));
+  }
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+
+ private:
+  static constexpr size_t kBytes = size_t{1} << 30;
+  template <Work kWork>
+  void start(int blocks, int shared) {
+    const auto kernel = companion<kWork>;
+    REQUIRE(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    // As the library's kernels: others would never share a multiprocessor.
+    REQUIRE(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+    kernel<<<blocks, 64, static_cast<size_t>(shared), stream_>>>(
+        stop_, static_cast<const uint4*>(memory_), int64_t{kBytes / 16}, Parameters{},
+        static_cast<float*>(memory_));
+    REQUIRE(cudaGetLastError());
+  }
+  int* stop_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  void* memory_ = nullptr;
+};
+
+}  // namespace leapquant::bench
