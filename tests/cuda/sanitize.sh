@@ -42,7 +42,7 @@ racecheck_selection=(
   "cuda_ranges_128_test *NormalisationAdds*:*GrowthIsFlagged*"
   "cuda_faults_test *Copy*/0:*FoldsDoNot*/0:*Decode*/0"
   "cuda_prefill_test *Checkpoints*"
-  "cuda_prefill_chunks_test *BitsDoNotHang*"
+  "cuda_prefill_chunks_test *BitsDoNotHang*:*BitsOfVector*"
   "cuda_plain_states_128_test *PaddingRows*"
 )
 
