@@ -20,7 +20,7 @@ using namespace folding_128;
 constexpr int32_t kSender = kThreads - 32;  // the thread that starts copies and stores
 constexpr int32_t kChunk = 128;             // heads that a block looks at together
 
-constexpr int32_t kTeams = 2;
+constexpr int32_t kMostTeams = 2;
 // A head that is due, as shared memory keeps it until its turn.
 struct Item {
   int32_t sequence, v_head, slot, window_slot, position, tokens, base, boundary;
@@ -322,7 +322,7 @@ struct Turns {
 // make a block, which takes all registers of a multiprocessor, so that nothing else runs there;
 // each folds heads of its own.
 template <bool kVector, bool kPlain>
-__global__ void __launch_bounds__(kTeams* kThreads, 1)
+__global__ void __launch_bounds__(kMostTeams* kThreads, 1)
     fold_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(128) char all_shared[];
   launch_dependents();
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kTeams* kThreads, 1)
   Turns<kVector, kPlain> turns = {call, plan, shared, items, faults, barrier, 0u, 0};
 
   const int32_t total = call.batch * call.v_heads;
-  const int64_t teams = int64_t{kTeams} * gridDim.x;
+  const int64_t teams = int64_t{gridDim.x} * blockDim.y;
   for (int64_t start = blockIdx.x + int64_t{gridDim.x} * threadIdx.y; start < total;
        start += teams * kChunk) {
     if (thread == 0) *count = 0;
@@ -371,55 +371,65 @@ Plan plan_for(const Call128& call, bool vector) {
 
 using Kernel = void (*)(Call128, Plan);
 
-// The kernel of a call, and its launch but for the grid. group: blocks of a cluster.
-Kernel prepare(const Call128& call, bool vector, int32_t group, cudaLaunchConfig_t* config,
-               cudaLaunchAttribute* cluster) {
-  *config = {};
-  *cluster = {};
-  config->gridDim = dim3(static_cast<unsigned>(group));
-  config->blockDim = dim3(kThreads, kTeams);
-  config->dynamicSmemBytes = static_cast<size_t>(kTeams * team_bytes(plan_for(call, vector)));
-  cluster->id = cudaLaunchAttributeClusterDimension;
-  cluster->val.clusterDim.x = static_cast<unsigned>(group);
-  cluster->val.clusterDim.y = cluster->val.clusterDim.z = 1;
-  config->attrs = cluster;
-  config->numAttrs = group > 1 ? 1 : 0;
-  if (vector) return call.plain ? fold_kernel<true, true> : fold_kernel<true, false>;
-  return call.plain ? fold_kernel<false, true> : fold_kernel<false, false>;
-}
+// A launch but for the grid.
+struct Launch {
+  Kernel kernel;
+  cudaLaunchConfig_t config;
+  cudaLaunchAttribute cluster;
+};
 
-cudaError_t set_limits(Kernel kernel, const cudaLaunchConfig_t& config) {
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(config.dynamicSmemBytes));
+// group: blocks of a cluster. Two teams a block, one where shared memory has no room for two.
+cudaError_t prepare(const Call128& call, bool vector, int32_t group, Launch* launch) {
+  *launch = {};
+  launch->kernel = vector ? (call.plain ? fold_kernel<true, true> : fold_kernel<true, false>)
+                          : (call.plain ? fold_kernel<false, true> : fold_kernel<false, false>);
+  int device = 0;
+  int room = 0;
+  cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+  error = cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  const int32_t bytes = team_bytes(plan_for(call, vector));
+  const int32_t teams = kMostTeams * bytes <= room ? kMostTeams : 1;
+  launch->config.gridDim = dim3(static_cast<unsigned>(group));
+  launch->config.blockDim = dim3(kThreads, static_cast<unsigned>(teams));
+  launch->config.dynamicSmemBytes = static_cast<size_t>(teams * bytes);
+  error = cudaFuncSetAttribute(launch->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               teams * bytes);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(launch->kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared);  // as the decode beside it
-  if (error != cudaSuccess || config.numAttrs == 0) return error;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (error != cudaSuccess || group == 1) return error;
+  launch->cluster.id = cudaLaunchAttributeClusterDimension;
+  launch->cluster.val.clusterDim = {static_cast<unsigned>(group), 1, 1};
+  launch->config.attrs = &launch->cluster;
+  launch->config.numAttrs = 1;
+  return cudaFuncSetAttribute(launch->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
 }
 
 }  // namespace
 
 cudaError_t groups_that_fold_128(const Call128& call, bool vector, int32_t* groups) {
-  cudaLaunchConfig_t config;
-  cudaLaunchAttribute cluster;
-  const auto kernel = prepare(call, vector, kFoldGroup128, &config, &cluster);
   *groups = 0;
-  if (cudaError_t e = set_limits(kernel, config)) return e;
-  return cudaOccupancyMaxActiveClusters(groups, kernel, &config);
+  Launch launch;
+  if (cudaError_t e = prepare(call, vector, kFoldGroup128, &launch)) return e;
+  if (launch.config.blockDim.y < kMostTeams) return cudaSuccess;  // others would fit beside it
+  const cudaError_t error = cudaOccupancyMaxActiveClusters(groups, launch.kernel, &launch.config);
+  if (error != cudaErrorInvalidClusterSize) return error;
+  cudaGetLastError();  // the device has no clusters of this size
+  return cudaSuccess;
 }
 
 cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, bool groups,
                             cudaStream_t stream) {
   const int64_t total = int64_t{call.batch} * call.v_heads;
   if (total == 0) return cudaSuccess;
-  cudaLaunchConfig_t config;
-  cudaLaunchAttribute cluster;
-  const auto kernel = prepare(call, vector, groups ? kFoldGroup128 : 1, &config, &cluster);
-  if (cudaError_t e = set_limits(kernel, config)) return e;
-  config.gridDim = dim3(static_cast<unsigned>(groups ? blocks : std::min<int64_t>(blocks, total)));
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, call, plan_for(call, vector));
+  Launch launch;
+  if (cudaError_t e = prepare(call, vector, groups ? kFoldGroup128 : 1, &launch)) return e;
+  launch.config.gridDim =
+      dim3(static_cast<unsigned>(groups ? blocks : std::min<int64_t>(blocks, total)));
+  launch.config.stream = stream;
+  return cudaLaunchKernelEx(&launch.config, launch.kernel, call, plan_for(call, vector));
 }
 
 }  // namespace leapquant::cuda
