@@ -248,6 +248,17 @@ int time_all(const char* path, const char* which) {
     }
     rows.push_back({"int8", V, 1, 512, 1, true, 1, 0, false, true});
   }
+  if (w == "decode") {  // decode alone, in the library's own shapes
+    for (int batch : {64, 128, 512}) {
+      rows.push_back({"int8", S, 0, batch, 1, false, 1, 512, false, false});
+    }
+    for (int tokens : {2, 4, 8}) {
+      rows.push_back({"int8", S, 0, 128, tokens, false, 1, 512, false, false});
+    }
+    rows.push_back({"int8", V, 1, 512, 1, false, 1, 512, false, false});
+  }
+  if (w == "drafts") rows = {{"int8", S, 0, 128, 4, false, 1, 512, false, false}};
+  if (w == "kda") rows = {{"int8", V, 1, 512, 1, false, 1, 512, false, false}};
   if (w == "nofold") rows = {{"int8", S, 0, 512, 1, false, 1, 7, false, false}};
   if (w == "main") rows = {{"int8", S, 0, 512, 1, true, 0, 0, true, true}};
   if (w == "one") rows = {{"int8", S, 0, 512, 1, true, 1, 4, true, true}};
@@ -291,6 +302,7 @@ int main(int argc, char** argv) {
       plain = check_plain("int4+", true, 16, S, tokens) && plain;
       plain = check_plain("int6", false, 32, V, tokens) && plain;
     }
+    plain = check_plain("int8", false, 16, S, 8) && plain;
     return check() != 0 || !plain ? 1 : 0;
   }
   if (argc >= 3 && std::strcmp(argv[1], "time") == 0) {

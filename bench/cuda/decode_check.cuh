@@ -286,6 +286,7 @@ inline bool check_case(const Case& c, bool stagger, int pairs, bool overlaps) {
       "status faults %d, splits that differ %d\n",
       good ? "ok" : "BAD", c.name, pairs, stagger ? " staggered" : "", worst_output, worst_record,
       folds, mean, worst_ratio, bad_status, bad_bits);
+  std::fflush(stdout);
   return good;
 }
 

@@ -2,7 +2,7 @@
 //
 // The common call, compiled by itself, against the same call by the kernels of all calls, which
 // decode_check.cuh judges: the same bits in states, windows, outputs and statuses, with padding,
-// faults and sequences at different positions.
+// faults and sequences at different positions, with one pair of warps a head and with two.
 #pragma once
 
 #include "decode_case.cuh"
@@ -78,26 +78,31 @@ inline bool check_plain(const char* state, bool stagger, int k_heads, int decay,
     const auto old_states = states.get();
     const auto old_windows = windows.get();
     const auto old_base = base.get();
-    const auto run = [&](int32_t plain) {
+    const auto run = [&](int32_t plain, int32_t pairs) {
       call.plain = plain;
       REQUIRE(cudaMemset(output.data, 0xff, output.count * 2));
       REQUIRE(cudaMemset(status.data, 0xff, status.count * 4));
-      REQUIRE(cuda::decode_128(layout, call, nullptr));
+      const bool shares = step % 2 != 0;  // four blocks the check of a sequence
+      REQUIRE(cuda::launch_fold_128(call, vector, 132, false, nullptr));
+      REQUIRE(cuda::launch_decode_128(call, vector, pairs, shares ? 4 * batch : 29, true, shares,
+                                      nullptr));
       REQUIRE(cudaDeviceSynchronize());
     };
-    run(0);
+    run(0, 1 + step / 2 % 2);
     const auto all_states = states.get();
     const auto all_windows = windows.get();
     const auto all_base = base.get();
     const auto all_output = output.get();
     const auto all_status = status.get();
-    states.put(old_states);
-    windows.put(old_windows);
-    base.put(old_base);
-    run(1);
-    if (states.get() != all_states || windows.get() != all_windows || base.get() != all_base ||
-        output.get() != all_output || status.get() != all_status) {
-      ++differ;
+    for (const int32_t pairs : {1, 2}) {
+      states.put(old_states);
+      windows.put(old_windows);
+      base.put(old_base);
+      run(1, pairs);
+      if (states.get() != all_states || windows.get() != all_windows || base.get() != all_base ||
+          output.get() != all_output || status.get() != all_status) {
+        ++differ;
+      }
     }
     for (const uint16_t x : all_output) size += std::fabs(bf16_to_float(x));
     for (int i = 0; i < batch; ++i) {
@@ -111,6 +116,7 @@ inline bool check_plain(const char* state, bool stagger, int k_heads, int decay,
   std::printf("%-4s plain %s%s%s T %d, %d key heads: steps that differ %d, faults %d, size %.3e\n",
               good ? "ok" : "BAD", state, vector ? " vector" : "", stagger ? " staggered" : "",
               tokens, k_heads, differ, faulty, size);
+  std::fflush(stdout);
   return good;
 }
 

@@ -246,30 +246,55 @@ __device__ __forceinline__ int32_t scalar_type(const Rows128& rows) {
   return kPlain ? int32_t{LEAPQUANT_FP32} : rows.type;
 }
 
+// Faults of a pair of log decays in BF16: bit 0 NaN, bit 1 positive.
+__device__ __forceinline__ uint32_t decays_not_in_order(uint32_t pair) {
+  const float low = __uint_as_float(pair << 16);
+  const float high = __uint_as_float(pair & 0xffff0000u);
+  return (low != low || high != high ? 1u : 0u) | (fmaxf(low, high) > 0.0f ? 2u : 0u);
+}
+
 // This thread's share of the check of a sequence's inputs: bit 0 non-finite, bit 1 positive decay.
 template <bool kVector, int kUnroll, bool kPlain>
 __device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t sequence,
                                                  int32_t tokens, int32_t thread, int32_t threads) {
   uint32_t faults = 0;
   for (int32_t t = 0; t < tokens; ++t) {
+    // The first scalars are on their way while the rows are.
+    const auto beta_at = [&](int32_t h) {
+      if (call.beta.data == nullptr) return 0.0f;
+      return load_one(row_of(call.beta, sequence, t, 0), scalar_type<kPlain>(call.beta), h);
+    };
+    const auto decay_at = [&](int32_t h) {
+      if (kVector || call.log_decay.data == nullptr) return 0.0f;
+      return load_one(row_of(call.log_decay, sequence, t, 0), scalar_type<kPlain>(call.log_decay),
+                      h);
+    };
+    float beta = thread < call.v_heads ? beta_at(thread) : 0.0f;
+    float decay = thread < call.v_heads ? decay_at(thread) : 0.0f;
     if (any_not_finite<kUnroll, kPlain>(call, sequence, t, thread, threads)) faults |= 1u;
-    for (int32_t h = thread; h < call.v_heads; h += threads) {
-      if (call.beta.data != nullptr) {
-        const float beta =
-            load_one(row_of(call.beta, sequence, t, 0), scalar_type<kPlain>(call.beta), h);
-        if (!(fabsf(beta) <= 3.402823466e38f)) faults |= 1u;
-      }
+    for (int32_t h = thread; h < call.v_heads;) {
+      if (!(fabsf(beta) <= 3.402823466e38f)) faults |= 1u;
       if (!kVector && call.log_decay.data != nullptr) {
-        const float x = load_one(row_of(call.log_decay, sequence, t, 0),
-                                 scalar_type<kPlain>(call.log_decay), h);
-        const float g = kPlain ? x : gate_of(call, x, h, h);
+        const float g = kPlain ? decay : gate_of(call, decay, h, h);
         if (g != g) faults |= 1u;
-        if (!kPlain && call.gate != LEAPQUANT_GATE_READY && !(fabsf(x) <= 3.402823466e38f))
+        if (!kPlain && call.gate != LEAPQUANT_GATE_READY && !(fabsf(decay) <= 3.402823466e38f))
           faults |= 1u;
         if (g > 0.0f) faults |= 2u;
       }
+      h += threads;
+      if (h < call.v_heads) beta = beta_at(h), decay = decay_at(h);
     }
-    if (kVector) {
+    if (kVector && kPlain && call.log_decay.type == LEAPQUANT_BF16) {
+      uint32_t faulty = 0;
+#pragma unroll kUnroll
+      for (int32_t i = thread; i < call.v_heads * 16; i += threads) {
+        const uint4 x = __ldg(
+            reinterpret_cast<const uint4*>(row_of(call.log_decay, sequence, t, i >> 4)) + (i & 15));
+        faulty |= decays_not_in_order(x.x) | decays_not_in_order(x.y) | decays_not_in_order(x.z) |
+                  decays_not_in_order(x.w);
+      }
+      faults |= faulty;
+    } else if (kVector) {
 #pragma unroll kUnroll
       for (int32_t i = thread;
            i < call.v_heads * 32 && (kPlain || call.gate == LEAPQUANT_GATE_READY); i += threads) {

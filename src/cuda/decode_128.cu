@@ -10,7 +10,7 @@
 
 #include "cuda/call_128.cuh"
 #include "cuda/decode_128.cuh"
-#include "cuda/decode_head_128.cuh"
+#include "cuda/decode_drafts_128.cuh"
 #include "cuda/ptx.cuh"
 
 namespace leapquant::cuda {
@@ -18,11 +18,10 @@ namespace {
 
 using namespace decoding_128;
 
-// Blocks on a multiprocessor, which bound the registers: what spills nothing. 80 registers a thread
-// at twelve blocks of one pair, 96 at ten.
-constexpr int32_t resident_blocks(bool vector, int32_t pairs, bool plain, bool many) {
-  if (pairs == 1) return !plain || many ? 6 : vector ? 8 : 10;
-  return plain && !vector ? 4 : 3;
+// Blocks on a multiprocessor, which bound the registers (to 168 a thread, in all cases): what
+// shared memory allows, or nearly, and what spills nothing.
+constexpr int32_t resident_blocks(int32_t pairs, int32_t together) {
+  return together > 1 ? 5 : pairs == 1 ? 6 : 3;
 }
 
 // Outputs of tokens that are not computed.
@@ -49,14 +48,16 @@ __device__ __forceinline__ void put_bits(uint32_t* map, int32_t from, uint32_t m
   if (shift != 0) word[1] = (word[1] & ~(mask >> (32 - shift))) | bits >> (32 - shift);
 }
 
-// The rows of a sequence that its check reads, to the second cache level (the common call,
-// one token).
+// The rows of a sequence that its check reads, to the second cache level (the common call).
 __device__ __forceinline__ void prefetch_inputs(const Call128& call, int32_t sequence) {
   const uint32_t keys = 256u * static_cast<uint32_t>(call.k_heads);
   const uint32_t values = 256u * static_cast<uint32_t>(call.v_heads);
-  prefetch_bulk(row_of(call.q, sequence, 0, 0), keys);
-  prefetch_bulk(row_of(call.k, sequence, 0, 0), keys);
-  prefetch_bulk(row_of(call.v, sequence, 0, 0), values);
+#pragma unroll 1
+  for (int32_t t = 0; t < call.tokens; ++t) {
+    prefetch_bulk(row_of(call.q, sequence, t, 0), keys);
+    prefetch_bulk(row_of(call.k, sequence, t, 0), keys);
+    prefetch_bulk(row_of(call.v, sequence, t, 0), values);
+  }
 }
 
 // Heads of a block; the first `longer` blocks have one more.
@@ -69,22 +70,28 @@ constexpr int32_t kMostLooks = 4096;  // at bases that a fold has to move, befor
 // Each block takes heads first .. last - 1 of batch x v_heads, in order, up to 32 of a sequence at
 // a time. First those whose boundary states are up to date, then, as the folds finish, the others.
 template <bool kVector, int kPairs, bool kPlain, bool kMany>
-__global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, kPlain, kMany))
+__global__ void __launch_bounds__(64 * kPairs,
+                                  resident_blocks(kPairs,
+                                                  drafts_together(kVector, kPairs, kPlain, kMany)))
     decode_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Shares shares) {
-  using OneHead = Head<kVector, kPairs, kPlain, kMany>;
+  using OneHead = HeadOf<kVector, kPairs, kPlain, kMany>;
+  constexpr int32_t kTogether = drafts_together(kVector, kPairs, kPlain, kMany);
+  constexpr int32_t kInFlight = kTogether > 1 ? 8 : 4;  // loads of the check, of three kinds
   extern __shared__ __align__(128) char shared[];
   constexpr int32_t kThreads = 64 * kPairs;
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
-                            call.weight_rows, kPairs);
+                            call.weight_rows, kPairs, kTogether);
   const int32_t own_lane = threadIdx.x & 31;
   const int32_t warp = __shfl_sync(kAll, threadIdx.x >> 5, 0);  // the same in all lanes, visibly
   const int32_t pair = kPairs == 1 ? 0 : warp >> 1;
   const auto head_at = [&](int32_t lane) {
-    return OneHead{{{shared + plan.limbs + pair * plan.scratch, plan, lane, pair},
-                    call,
-                    shared,
-                    (warp & 1) == 0,
-                    32 * warp + lane}};
+    const Head<kVector, kPairs, kPlain, kMany> head = {
+        {{shared + plan.limbs + pair * plan.scratch, plan, lane, pair},
+         call,
+         shared,
+         (warp & 1) == 0,
+         32 * warp + lane}};
+    return OneHead{head};
   };
   uint32_t* deferred = reinterpret_cast<uint32_t*>(shared + plan.deferred);
   auto& rows = *reinterpret_cast<typename OneHead::Pointers*>(shared + plan.pointers);
@@ -104,6 +111,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   const auto block = static_cast<int32_t>(blockIdx.x);
   const int32_t first = block * shares.heads + min(block, shares.longer);
   const int32_t count = shares.heads + (block < shares.longer ? 1 : 0);
+  if (kPlain && rank == 0 && threadIdx.x == 0) prefetch_inputs(call, first / call.v_heads);
   uint32_t turn = 0;        // heads that this block has had
   uint32_t input_turn = 0;  // the same of tokens, where there are several
   const auto turn_of_inputs = [&] { return kMany ? input_turn : turn; };
@@ -138,15 +146,23 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
       int32_t counts = 0;  // records
       typename OneHead::Raw raw = {};
       float decay = 0.0f;
+      int32_t tokens = kMany ? 0 : 1;
       // Copies of the head after the next `ahead_by`, by parts.
       const auto start = [&](auto part, int32_t bit, uint32_t ahead_by) {
         const int32_t n = __shfl_sync(kAll, counts, bit);
         const HeadFormat128& format = head.format_at(group + bit);
         if constexpr (part == OneHead::kInputs || part == OneHead::kAllParts) {
-          head.start_inputs(rows, group + bit, 0, n, format, turn_of_inputs() + ahead_by);
+          if constexpr (kTogether > 1) {
+            head.start_inputs(rows, group + bit, 0, tokens, n, format);
+          } else {
+            head.start_inputs(rows, group + bit, 0, n, format, turn_of_inputs() + ahead_by);
+          }
         }
         if constexpr (part == OneHead::kCodes || part == OneHead::kAllParts) {
           if (threadIdx.x == 0) head.start_codes(rows, group + bit, format);
+        }
+        if constexpr (kVector && (part == OneHead::kKeys || part == OneHead::kAllParts)) {
+          if (threadIdx.x == 0) head.start_keys(rows, group + bit, n);
         }
         if constexpr (part == OneHead::kRows || part == OneHead::kAllParts) {
           if (threadIdx.x == 32) head.start_rows(rows, group + bit, n, format);
@@ -157,7 +173,6 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
         }
       };
       constexpr std::integral_constant<typename OneHead::Part, OneHead::kAllParts> kAllOfIt;
-      int32_t tokens = kMany ? 0 : 1;
       if (wanted != 0) {
         const Sequence128 s = load_sequence(call, sequence);
         uint32_t found = 0;
@@ -165,7 +180,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
         // then the bases are on their way, others while the first head's copies are.
         const auto check = [&](bool now) {
           if (!fresh || !now) return;
-          found |= check_inputs<kVector, 4, kPlain>(
+          found |= check_inputs<kVector, kInFlight, kPlain>(
               call, sequence, s.tokens, rank * kThreads + threadIdx.x, together * kThreads);
         };
         if (fresh) {
@@ -207,8 +222,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
             if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1, 0);
           }
           if (fresh) {
-            if (kPlain && !kMany && threadIdx.x == 0 && count - index > some &&
-                sequence + 1 < call.batch) {
+            if (kPlain && threadIdx.x == 0 && count - index > some && sequence + 1 < call.batch) {
               prefetch_inputs(call, sequence + 1);
             }
             found |= check_slots(call, s, rank * kThreads + threadIdx.x, together * kThreads);
@@ -248,6 +262,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
           } else if (copying) {
             head.wait_for_inputs(turn_of_inputs());
             head.wait_for_codes(turn);
+            head.wait_for_keys(turn);
             head.wait_for_rows(turn);
             ++turn;
             ++input_turn;
@@ -270,27 +285,42 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
         const int32_t n = __shfl_sync(kAll, counts, bit);
         const OneHead head = head_at(fresh_copy(own_lane));
         const HeadFormat128& format = head.format_at(v_head);
+        if constexpr (kTogether > 1) {
 #pragma unroll 1
-        for (int32_t t = 0; t < tokens; ++t) {
-          if (t > 0) head.load_inputs(rows, v_head, t, &raw);
-          const bool last = !kMany || t + 1 == tokens;
-          const auto ahead = [&](auto part) {
-            if constexpr (part == OneHead::kAllParts) {
-              if (kMany && tokens > 1) fence_async_shared();  // records appended, then copies
-              __syncthreads();
-            }
-            if constexpr (kMany && part == OneHead::kInputs) {
-              if (!last) {
-                head.start_inputs(rows, v_head, t + 1, 0, format, turn_of_inputs() + 1);
-                return;
+          for (int32_t t = 0; t < tokens; t += kTogether) {
+            const bool last = t + kTogether >= tokens;
+            const auto ahead = [&](auto part) {
+              if constexpr (part == OneHead::kInputs) {
+                if (!last) head.start_inputs(rows, v_head, t + kTogether, tokens, 0, format);
               }
-            }
-            if (kMany && !last) return;
-            if (heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1, 1);
-          };
-          head.token(rows, v_head, t, n + t, format, &decay, last, &raw, turn, turn_of_inputs(),
-                     ahead);
-          if (OneHead::kStreams || last) ++input_turn;
+              if (last && heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1, 1);
+            };
+            head.group(rows, v_head, t, tokens, n + t, format, &decay, turn, input_turn, ahead);
+            ++input_turn;
+          }
+        } else {
+#pragma unroll 1
+          for (int32_t t = 0; t < tokens; ++t) {
+            if (t > 0) head.load_inputs(rows, v_head, t, &raw);
+            const bool last = !kMany || t + 1 == tokens;
+            const auto ahead = [&](auto part) {
+              if constexpr (part == OneHead::kAllParts) {
+                if (kMany && tokens > 1) fence_async_shared();  // records appended, then copies
+                __syncthreads();
+              }
+              if constexpr (kMany && part == OneHead::kInputs) {
+                if (!last) {
+                  head.start_inputs(rows, v_head, t + 1, 0, format, turn_of_inputs() + 1);
+                  return;
+                }
+              }
+              if (kMany && !last) return;
+              if (heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1, 1);
+            };
+            head.token(rows, v_head, t, n + t, format, &decay, last, &raw, turn, turn_of_inputs(),
+                       ahead);
+            if (OneHead::kStreams || last) ++input_turn;
+          }
         }
         ++turn;
         if (kMany) zero_outputs(head, call, sequence, v_head, tokens);
@@ -314,8 +344,9 @@ template <bool kVector, int kPairs, bool kPlain, bool kMany>
 cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shares,
                    cudaStream_t stream) {
   const int32_t cluster = shares ? blocks_together(call, blocks) : 1;
-  const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
-                            call.weight_rows, kPairs);
+  const Plan plan =
+      plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0, call.weight_rows,
+              kPairs, drafts_together(kVector, kPairs, kPlain, kMany));
   const auto kernel = decode_kernel<kVector, kPairs, kPlain, kMany>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
@@ -352,12 +383,13 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shar
 }  // namespace
 
 int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs) {
-  return resident_blocks(vector, pairs, call.plain != 0, call.tokens > 1);
+  return resident_blocks(pairs, drafts_together(vector, pairs, call.plain != 0, call.tokens > 1));
 }
 
 int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs) {
   return plan_of(call.boundary_bytes, call.capacity, vector ? call.decay_bytes : 0,
-                 call.weight_rows, pairs)
+                 call.weight_rows, pairs,
+                 drafts_together(vector, pairs, call.plain != 0, call.tokens > 1))
       .bytes;
 }
 

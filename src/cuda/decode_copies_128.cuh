@@ -2,7 +2,7 @@
 //
 // What a head of the decode needs brought near: where its rows, records and boundary state lie, its
 // inputs, and the copies of all this into shared memory, with the barriers that tell when they are
-// there. No arithmetic on states.
+// there; a lane's part of a record. No arithmetic on states.
 #pragma once
 
 #include "cuda/decode_rows_128.cuh"
@@ -19,13 +19,17 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   // Everything of the next head is on its way as soon as this head has read what it takes the place
   // of; else, together, when all of it is read.
   static constexpr bool kStreams = kPlain && kPairs == 1;
+  static constexpr bool kDrafts = drafts_together(kVector, kPairs, kPlain, kMany) > 1;
   static constexpr int32_t kThreads = 64 * kPairs;
+  static constexpr int32_t kInputArrivals = !kStreams ? 1 : kDrafts ? kThreads + 1 : 33;
   const Call128& call;
   char* shared;
   bool reads_codes;  // the warp's part
   int32_t place;     // of the lane's values: value = kCount * place
 
-  enum Part { kInputs, kCodes, kRows, kAllParts };  // of shared memory, by who reads them
+  // Of shared memory, by who reads them and when. Keys, with their decays, are apart from the other
+  // rows with vector decays, whose records are weighed at a head's start.
+  enum Part { kInputs, kCodes, kKeys, kRows, kAllParts };
 
   __device__ __forceinline__ static int32_t decay_type(const Rows128& rows) {
     return kVector ? rows.type : scalar_type<kPlain>(rows);
@@ -158,14 +162,18 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   __device__ __forceinline__ void wait_for_rows(uint32_t turn) const {
     barrier_wait(barrier_of(1), turn & 1u);
   }
+  __device__ __forceinline__ void wait_for_keys(uint32_t turn) const {
+    if (kVector) barrier_wait(barrier_of(4), turn & 1u);
+  }
   __device__ __forceinline__ void wait_for_inputs(uint32_t turn) const {
     barrier_wait(barrier_of(2 + static_cast<int32_t>(turn & 1u)), (turn >> 1) & 1u);
   }
   __device__ __forceinline__ void init_barriers() const {  // one thread
     barrier_init(barrier_of(0), 1);
     barrier_init(barrier_of(1), 1);
-    barrier_init(barrier_of(2), kStreams ? kThreads + 1 : 1);
-    barrier_init(barrier_of(3), kStreams ? kThreads + 1 : 1);
+    barrier_init(barrier_of(4), 1);
+    barrier_init(barrier_of(2), kInputArrivals);
+    barrier_init(barrier_of(3), kInputArrivals);
   }
 
   // Inputs that lie in shared memory (kStreams).
@@ -207,39 +215,33 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     const uint32_t to = shared_address(inputs_of(turn));
     const uint32_t barrier = barrier_of(2 + static_cast<int32_t>(turn & 1u));
     if (threadIdx.x == 0) {
-      const uint32_t bytes = format.fp16_scale ? 256u : 512u;
-      barrier_expect(barrier, bytes);
-      bulk_copy(to + kScalesAt, boundary_at(rows, v_head) + format.value_scale, bytes, barrier);
-    }
-    if constexpr (kStreams) {
-      const uint32_t part = threadIdx.x >> 4;
-      const uint32_t piece = 16u * (threadIdx.x & 15u);
-      if (part < 2) {
+      const uint32_t scales = format.fp16_scale ? 256u : 512u;
+      const uint32_t decays = !kVector ? 0u : call.log_decay.type == LEAPQUANT_FP32 ? 512u : 256u;
+      barrier_expect(barrier, kStreams ? scales + 768u + decays : scales);
+      bulk_copy(to + kScalesAt, boundary_at(rows, v_head) + format.value_scale, scales, barrier);
+      if constexpr (kStreams) {
         const int32_t k_head = quotient<kPlain>(v_head, call.group);
-        const char* from =
-            part == 0 ? at(rows.q, call.q, t, k_head) : at(rows.k, call.k, t, k_head);
-        copy_16_async(to + 256u * part + piece, from + piece);
-      } else if (part == 2) {
-        copy_16_async(to + 256u * part + piece, at(rows.v, call.v, t, v_head, piece));
-      } else if constexpr (kVector) {
-        const char* from = at(rows.g, call.log_decay, t, v_head, piece);
-        copy_16_async(to + kDecaysAt + piece, from);
-        if (call.log_decay.type == LEAPQUANT_FP32) {
-          copy_16_async(to + kDecaysAt + 256u + piece, from + 256);
+        bulk_copy(to, at(rows.q, call.q, t, k_head), 256, barrier);
+        bulk_copy(to + kKeyInputAt, at(rows.k, call.k, t, k_head), 256, barrier);
+        bulk_copy(to + kValueInputAt, at(rows.v, call.v, t, v_head), 256, barrier);
+        if constexpr (kVector) {
+          bulk_copy(to + kDecaysAt, at(rows.g, call.log_decay, t, v_head), decays, barrier);
         }
       }
+    }
+    if (kStreams && threadIdx.x >= 32) {  // numbers, too small for bulk copies
       const uint32_t place_of_scalar = 4u * static_cast<uint32_t>(v_head);
-      if (threadIdx.x == 48 && call.beta.data != nullptr) {
+      if (lane == 0 && call.beta.data != nullptr) {
         copy_4_async(to + kScalarsAt, at(rows.beta, call.beta, t, 0, place_of_scalar));
       }
       if constexpr (!kVector) {
-        if (threadIdx.x == 49 && call.log_decay.data != nullptr) {
+        if (lane == 1 && call.log_decay.data != nullptr) {
           copy_4_async(to + kScalarsAt + 4, at(rows.g, call.log_decay, t, 0, place_of_scalar));
         }
-        if (call.stored_decay != 0 && t == 0 && static_cast<int32_t>(threadIdx.x) < n) {
-          const int32_t ring = ring_after(rows.ring, static_cast<int32_t>(threadIdx.x) - n);
-          copy_4_async(to + kDecaysAt + 4u * threadIdx.x,
-                       rows.window + (decays_at(v_head) + 4u * ring));
+        if (call.stored_decay != 0 && t == 0 && lane < n) {
+          const int32_t ring = ring_after(rows.ring, lane - n);
+          copy_4_async(to + kDecaysAt + 4u * static_cast<uint32_t>(lane),
+                       rows.window + (decays_at(v_head) + 4u * static_cast<uint32_t>(ring)));
         }
       }
       barrier_arrive_copies(barrier);
@@ -252,38 +254,87 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     barrier_expect(barrier_of(0), bytes);
     bulk_copy(shared_address(shared), boundary_at(rows, v_head), bytes, barrier_of(0));
   }
-  // Compensators and the n records before the sequence's position; one thread.
-  __device__ __forceinline__ void start_rows(const Pointers& rows, int32_t v_head, int32_t n,
-                                             const HeadFormat128& format) const {
-    const uint32_t to = shared_address(shared);
-    const uint32_t barrier = barrier_of(1);
-    const uint32_t decay_row = kVector ? 128u * static_cast<uint32_t>(call.decay_bytes) : 0u;
-    const uint32_t rest = static_cast<uint32_t>(format.bytes - format.fp16_keys);
-    barrier_expect(barrier, rest + static_cast<uint32_t>(n) * (512u + decay_row));
-    if (rest != 0) {
-      bulk_copy(to + format.fp16_keys, boundary_at(rows, v_head) + format.fp16_keys, rest, barrier);
-    }
-    // From the oldest to the ring's end, then from its start.
+  // copy(done, ring, count) for the runs of n records before the sequence's position: from the
+  // oldest to the ring's end, then from its start.
+  template <typename Copy>
+  __device__ __forceinline__ void for_records(const Pointers& rows, int32_t n, Copy copy) const {
     int32_t ring = ring_after(rows.ring, -n);
     uint32_t done = 0;
 #pragma unroll 1
     while (n > 0) {
       const int32_t count = min(n, call.ring_tokens - ring);
-      const uint32_t bytes = 256u * static_cast<uint32_t>(count);
-      const uint32_t from = 256u * static_cast<uint32_t>(ring);
-      bulk_copy(to + plan.keys + 256 * done, rows.window + (keys_at(v_head) + from), bytes,
-                barrier);
-      bulk_copy(to + plan.corrections + 256 * done, rows.window + (corrections_at(v_head) + from),
-                bytes, barrier);
-      if constexpr (kVector) {
-        bulk_copy(to + plan.decays + decay_row * done,
-                  rows.window + (decays_at(v_head) + decay_row * static_cast<uint32_t>(ring)),
-                  decay_row * static_cast<uint32_t>(count), barrier);
-      }
+      copy(done, static_cast<uint32_t>(ring), static_cast<uint32_t>(count));
       done += static_cast<uint32_t>(count);
       n -= count;
       ring = 0;
     }
+  }
+  // Keys of n records and their decays (vector decays); one thread.
+  __device__ __forceinline__ void start_keys(const Pointers& rows, int32_t v_head,
+                                             int32_t n) const {
+    const uint32_t to = shared_address(shared);
+    const uint32_t barrier = barrier_of(4);
+    const uint32_t decay_row = 128u * static_cast<uint32_t>(call.decay_bytes);
+    barrier_expect(barrier, static_cast<uint32_t>(n) * (256u + decay_row));
+    for_records(rows, n, [&](uint32_t done, uint32_t ring, uint32_t count) {
+      bulk_copy(to + plan.keys + 256 * done, rows.window + (keys_at(v_head) + 256u * ring),
+                256u * count, barrier);
+      bulk_copy(to + plan.decays + decay_row * done,
+                rows.window + (decays_at(v_head) + decay_row * ring), decay_row * count, barrier);
+    });
+  }
+  // Compensators and what n records have besides; one thread.
+  __device__ __forceinline__ void start_rows(const Pointers& rows, int32_t v_head, int32_t n,
+                                             const HeadFormat128& format) const {
+    const uint32_t to = shared_address(shared);
+    const uint32_t barrier = barrier_of(1);
+    const uint32_t rest = static_cast<uint32_t>(format.bytes - format.fp16_keys);
+    barrier_expect(barrier, rest + static_cast<uint32_t>(n) * (kVector ? 256u : 512u));
+    if (rest != 0) {
+      bulk_copy(to + format.fp16_keys, boundary_at(rows, v_head) + format.fp16_keys, rest, barrier);
+    }
+    for_records(rows, n, [&](uint32_t done, uint32_t ring, uint32_t count) {
+      if constexpr (!kVector) {
+        bulk_copy(to + plan.keys + 256 * done, rows.window + (keys_at(v_head) + 256u * ring),
+                  256u * count, barrier);
+      }
+      bulk_copy(to + plan.corrections + 256 * done,
+                rows.window + (corrections_at(v_head) + 256u * ring), 256u * count, barrier);
+    });
+  }
+
+  // Values of this lane, and its part of a record's rows.
+  template <typename T>
+  __device__ __forceinline__ static void load_values(const T* from, T (&to)[kCount]) {
+    if constexpr (kCount == 2) {
+      struct alignas(8) Two {
+        T a, b;
+      };
+      const Two two = *reinterpret_cast<const Two*>(from);
+      to[0] = two.a, to[1] = two.b;
+    } else {
+      to[0] = from[0];
+    }
+  }
+
+  __device__ __forceinline__ void store_correction(char* row, uint32_t bits) const {
+    if constexpr (kCount == 2) {
+      reinterpret_cast<uint32_t*>(row)[place] = bits;
+    } else {
+      reinterpret_cast<unsigned short*>(row)[place] = static_cast<unsigned short>(bits);
+    }
+  }
+
+  __device__ __forceinline__ void store_decays(char* row, float4 g) const {
+    if (call.decay_bytes == 4) {
+      *reinterpret_cast<float4*>(row + 16 * lane) = g;
+      return;
+    }
+    const __half h[4] = {decay_to_half(g.x), decay_to_half(g.y), decay_to_half(g.z),
+                         decay_to_half(g.w)};
+    *reinterpret_cast<uint2*>(row + 8 * lane) =
+        make_uint2(__half_as_ushort(h[0]) | static_cast<uint32_t>(__half_as_ushort(h[1])) << 16,
+                   __half_as_ushort(h[2]) | static_cast<uint32_t>(__half_as_ushort(h[3])) << 16);
   }
 };
 

@@ -30,20 +30,24 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
   using Copies::kCount;
   using Copies::keys_at;
   using Copies::kInputs;
+  using Copies::kKeys;
   using Copies::kRows;
   using Copies::kStreams;
+  using Copies::load_values;
   using Copies::place;
   using Copies::read_inputs;
   using Copies::reads_codes;
   using Copies::ring_after;
   using Copies::shared;
+  using Copies::store_correction;
+  using Copies::store_decays;
   using Copies::type_of;
   using Copies::wait_for_codes;
   using Copies::wait_for_inputs;
+  using Copies::wait_for_keys;
   using Copies::wait_for_rows;
   using Copies::widen_values;
   using Products::factors;
-  using Products::kChunks;
   using Products::lane;
   using Products::limbs;
   using Products::pair;
@@ -109,8 +113,8 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
 
   // Scalar decays: factors of compensators and records from lane l's log decay of record l: what
   // has decayed since. Zero past the last row, up to whole tiles at least.
-  __device__ __forceinline__ void write_factors(float decay, int32_t n,
-                                                const HeadFormat128& format) const {
+  __device__ __forceinline__ void write_factors(float decay, int32_t n, const HeadFormat128& format,
+                                                float* factors, float* units) const {
     float after = __shfl_down_sync(kAll, decay, 1);  // sum over the records after record l
     if (lane >= n - 1) after = 0.0f;
 #pragma unroll
@@ -122,17 +126,18 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
     const float all = n > 0 ? exp_fast(whole) : 1.0f;
     after = lane < n ? exp_fast(after) : 0.0f;
     const int32_t count = format.num_fp16;
-    if (lane < count) factors()[lane] = all;
-    factors()[count + lane] = after;
-    if (n > 16 && lane < 16) factors()[count + 32 + lane] = 0.0f;
-    if (lane == 0) units()[kDecay] = all;
+    if (lane < count) factors[lane] = all;
+    factors[count + lane] = after;
+    if (n > 16 && lane < 16) factors[count + 32 + lane] = 0.0f;
+    if (lane == 0) units[kDecay] = all;
   }
 
   // Vector decays: weights of the records whose fours are this warp's, newest first, and rk and rq
   // as they meet the boundary state: the decays since then weigh each channel.
   __device__ __forceinline__ void weigh_records(int32_t n, int32_t to, float4* rk,
                                                 float4* rq) const {
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    constexpr float kLog2e = 1.4426950408889634f;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // of log decays, to base 2
     bool mine = reads_codes;
 #pragma unroll 1
     for (int32_t first = 0; first < n; first += 4, mine = !mine) {
@@ -146,10 +151,10 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
             float4 key =
                 widen(*reinterpret_cast<const uint2*>(shared + plan.keys + record * 256 + 8 * lane),
                       LEAPQUANT_FP16);
-            key.x *= exp_fast(sum.x);
-            key.y *= exp_fast(sum.y);
-            key.z *= exp_fast(sum.z);
-            key.w *= exp_fast(sum.w);
+            key.x *= exp2_fast(sum.x);
+            key.y *= exp2_fast(sum.y);
+            key.z *= exp2_fast(sum.z);
+            key.w *= exp2_fast(sum.w);
             p[2 * r] = dot_four(key, *rk);
             p[2 * r + 1] = dot_four(key, *rq);
           }
@@ -158,7 +163,10 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
               call.decay_bytes == 4
                   ? *reinterpret_cast<const float4*>(row + 16 * lane)
                   : widen(*reinterpret_cast<const uint2*>(row + 8 * lane), LEAPQUANT_FP16);
-          sum.x += step.x, sum.y += step.y, sum.z += step.z, sum.w += step.w;
+          sum.x = fmaf(step.x, kLog2e, sum.x);
+          sum.y = fmaf(step.y, kLog2e, sum.y);
+          sum.z = fmaf(step.z, kLog2e, sum.z);
+          sum.w = fmaf(step.w, kLog2e, sum.w);
         }
       }
       if (mine) {
@@ -170,9 +178,20 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       }
     }
     const float4 d =
-        make_float4(exp_fast(sum.x), exp_fast(sum.y), exp_fast(sum.z), exp_fast(sum.w));
+        make_float4(exp2_fast(sum.x), exp2_fast(sum.y), exp2_fast(sum.z), exp2_fast(sum.w));
     *rk = make_float4(rk->x * d.x, rk->y * d.y, rk->z * d.z, rk->w * d.w);
     *rq = make_float4(rq->x * d.x, rq->y * d.y, rq->z * d.z, rq->w * d.w);
+  }
+
+  // Smoothing factors of a lane's keys; the format has them.
+  __device__ __forceinline__ float4 smoothing_of(const HeadFormat128& format) const {
+    if (format.smoothing == LEAPQUANT_SMOOTHING_FP32) {
+      return *reinterpret_cast<const float4*>(shared + format.smoothing_at + 16 * lane);
+    }
+    const uint32_t word =
+        *reinterpret_cast<const uint32_t*>(shared + format.smoothing_at + 4 * lane);
+    return make_float4(log8_value(word & 255u), log8_value((word >> 8) & 255u),
+                       log8_value((word >> 16) & 255u), log8_value(word >> 24));
   }
 
   // The part of the pair's first warp: both read vectors against the codes, the smoothing turned
@@ -180,17 +199,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
   __device__ __forceinline__ void read_residual(float4 rk, float4 rq, float2 back,
                                                 const HeadFormat128& format) const {
     if (format.smoothing != LEAPQUANT_SMOOTHING_NONE) {
-      float4 c;
-      if (format.smoothing == LEAPQUANT_SMOOTHING_FP32) {
-        c = *reinterpret_cast<const float4*>(shared + format.smoothing_at + 16 * lane);
-      } else {
-        const uint32_t word =
-            *reinterpret_cast<const uint32_t*>(shared + format.smoothing_at + 4 * lane);
-        c.x = log8_value(word & 255u);
-        c.y = log8_value((word >> 8) & 255u);
-        c.z = log8_value((word >> 16) & 255u);
-        c.w = log8_value(word >> 24);
-      }
+      const float4 c = smoothing_of(format);
       rk = multiply(rk, c);
       rq = multiply(rq, c);
     }
@@ -216,13 +225,8 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
     const int32_t times = half_levels ? 2 : 1;
     int32_t shift = 0;
     if (format.bits != 8 || half_levels) {
-      int32_t ones[4] = {};
-#pragma unroll
-      for (int32_t i = 0; i < 8; i += 2) {
-        mma_int8<true>(ones, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, b[i], b[i + 1]);
-      }
       const int32_t offset = format.bits == 8 ? 0 : format.bits == 6 ? -32 : -8;
-      shift = (times * offset + (half_levels ? 1 : 0)) * (ones[1] * 256 + ones[0]);
+      shift = (times * offset + (half_levels ? 1 : 0)) * sum_of_digits(b);
     }
     __syncwarp();  // the planes are read: sums take their place
     const uint32_t payload = shared_address(shared) + 16 * lane;
@@ -231,7 +235,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
     const auto read = [&]<int kBits, bool kHalf>() {  // short code: it is fetched for each head
 #pragma unroll 1
       for (int32_t i = 0; i < kBlocks; ++i) {
-        read_codes<kBits, kHalf>(payload, kBlocks * pair + i, b, shift, sums + 128 * i);
+        read_codes<kBits, kHalf>(payload, kBlocks * pair + i, b, shift, sums + 128 * i, lane);
       }
     };
     if (format.bits == 8) {
@@ -243,20 +247,15 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
     }
   }
 
-  // The part of the other: records and compensators. Limbs and factors are written; with vector
-  // decays so are the records' weights. unit: what a unit of the limbs is in units of those
+  // The part of the other: weights of records and compensators. Limbs and factors are written; with
+  // vector decays so are the records' weights. unit: what a unit of the limbs is in units of those
   // weights.
-  __device__ __forceinline__ void read_rows(int32_t n, float2 unit, float2 scale,
-                                            const HeadFormat128& format) const {
+  __device__ __forceinline__ void weigh_rows(int32_t n, float2 unit, float2 scale,
+                                             const HeadFormat128& format) const {
     const int32_t count = format.num_fp16 + n;
     const auto key_at = [&](int32_t i) {
       const int32_t from =
           i < format.num_fp16 ? format.fp16_keys : plan.keys - 256 * format.num_fp16;
-      return shared + from + 256 * i;
-    };
-    const auto value_at = [&](int32_t i) {
-      const int32_t from =
-          i < format.num_fp16 ? format.fp16_values : plan.corrections - 256 * format.num_fp16;
       return shared + from + 256 * i;
     };
     const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
@@ -313,43 +312,55 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       Products::pack_weights(plan.rows, top);
     }
     __syncwarp();
+  }
+
+  // The value sides of all rows times their weights, of values 8 chunk .. + 7 of each lane.
+  __device__ __forceinline__ void sum_rows(int32_t n, const HeadFormat128& format,
+                                           int32_t chunk) const {
+    const int32_t count = format.num_fp16 + n;
+    const auto value_at = [&](int32_t i) {
+      const int32_t from =
+          i < format.num_fp16 ? format.fp16_values : plan.corrections - 256 * format.num_fp16;
+      return shared + from + 256 * i;
+    };
+    const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
+    const int32_t int4_from = plan.rows - tiles_of(format.num_int4);
+    const uint32_t* column = Products::column_of_weights();
+    float acc[4][4] = {};
 #pragma unroll 1
-    for (int32_t i = 0; i < kChunks; ++i) {
-      const int32_t chunk = 8 * (kChunks * pair + i) + (lane >> 2);
-      float acc[4][4] = {};
-#pragma unroll 1
-      for (int32_t first = 0; first < count; first += 16) {
-        Products::template value_sums<RowKind::kFp16>(value_at, first, count, first, chunk, acc);
-      }
-#pragma unroll 1
-      for (int32_t first = 0; first < format.num_int8; first += 16) {
-        Products::template value_sums<RowKind::kInt8>(
-            [&](int32_t i) { return shared + format.int8_values + 128 * i; }, first,
-            format.num_int8, int8_from + first, chunk, acc);
-      }
-#pragma unroll 1
-      for (int32_t first = 0; first < format.num_int4; first += 16) {
-        Products::template value_sums<RowKind::kInt4>(
-            [&](int32_t i) { return shared + format.int4_values + 64 * i; }, first, format.num_int4,
-            int4_from + first, chunk, acc);
-      }
-      Products::store_sums(acc, chunk);
+    for (int32_t first = 0; first < count; first += 16) {
+      Products::template value_sums<RowKind::kFp16>(value_at, first, count, first, chunk, acc,
+                                                    column);
     }
+#pragma unroll 1
+    for (int32_t first = 0; first < format.num_int8; first += 16) {
+      Products::template value_sums<RowKind::kInt8>(
+          [&](int32_t i) { return shared + format.int8_values + 128 * i; }, first, format.num_int8,
+          int8_from + first, chunk, acc, column);
+    }
+#pragma unroll 1
+    for (int32_t first = 0; first < format.num_int4; first += 16) {
+      Products::template value_sums<RowKind::kInt4>(
+          [&](int32_t i) { return shared + format.int4_values + 64 * i; }, first, format.num_int4,
+          int4_from + first, chunk, acc, column);
+    }
+    Products::store_sums(acc, chunk);
   }
 
   // Scales and decay of the quantised compensators, as factors of their weights.
-  __device__ __forceinline__ void write_scales(const HeadFormat128& format) const {
-    const float all = units()[kDecay];
+  __device__ __forceinline__ void write_scales(const HeadFormat128& format, float* factors,
+                                               const float* units) const {
+    const float all = units[kDecay];
     const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
     const int32_t int4_from = plan.rows - tiles_of(format.num_int4);
     for (int32_t i = int8_from + lane; i < plan.rows; i += 32) {
       const bool wide = i < int4_from;
       const int32_t row = i - (wide ? int8_from : int4_from);
       const int32_t c = wide ? row : format.num_int8 + row;
-      factors()[i] = row < (wide ? format.num_int8 : format.num_int4)
-                         ? half_at(shared + format.key_scales, c) *
-                               half_at(shared + format.value_scales, c) * all
-                         : 0.0f;
+      factors[i] = row < (wide ? format.num_int8 : format.num_int4)
+                       ? half_at(shared + format.key_scales, c) *
+                             half_at(shared + format.value_scales, c) * all
+                       : 0.0f;
     }
   }
 
@@ -398,7 +409,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       } else {
         write_limbs<kLow>(rk, 0, limbs(), lane);
         write_limbs<kLow>(rq, 1, limbs(), lane);
-        write_factors(*decay, n, format);
+        write_factors(*decay, n, format, factors(), units());
         own = sum_of_warp(dot_four(rk, rq));
       }
       if (lane == 0) {
@@ -409,16 +420,17 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       }
     }
     if constexpr (kVector) {
-      if (t == 0) wait_for_rows(turn);
+      if (t == 0) wait_for_keys(turn);
       weigh_records(n, format.num_fp16, &rk, &rq);
       pair_sync();
+      if constexpr (kStreams) ahead(std::integral_constant<Part, kKeys>());
     }
     if (reads_codes) {
       if (t == 0) wait_for_codes(turn);
       read_residual(rk, rq, back, format);
       if constexpr (kStreams) ahead(std::integral_constant<Part, kCodes>());
     } else {
-      if (!kVector && t == 0) wait_for_rows(turn);
+      if (t == 0) wait_for_rows(turn);
       float2 unit = make_float2(1.0f, 1.0f);
       if constexpr (kVector) {
         rk = multiply(rk, to_top(largest_of_warp(rk), &unit.x));
@@ -431,24 +443,73 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       }
       __syncwarp();
       if (format.num_int8 + format.num_int4 > 0) {
-        write_scales(format);
+        write_scales(format, factors(), units());
         __syncwarp();
       }
-      read_rows(n, unit, back, format);
-      if constexpr (kStreams) {
-        __syncwarp();
-        ahead(std::integral_constant<Part, kRows>());
-      }
+      weigh_rows(n, unit, back, format);
+      if constexpr (kPairs == 2) sum_rows(n, format, 8 * pair + (lane >> 2));
     }
     pair_sync();
+    if constexpr (kPairs == 1) {  // each warp for the values that it finishes
+      sum_rows(n, format, (reads_codes ? 0 : 8) + (lane >> 2));
+      __syncwarp();
+    }
     if (!kStreams && t == 0) wait_for_inputs(input_turn);
     finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, inputs_of(input_turn), [&] {
       if constexpr (kStreams) {
         pair_sync();
+        if (!reads_codes) ahead(std::integral_constant<Part, kRows>());
       } else if (last) {
         ahead(std::integral_constant<Part, kAllParts>());
       }
     });
+  }
+
+  // Steps of the residual's codes, a lane's values. scales: the value scales.
+  __device__ __forceinline__ void read_steps(const char* scales, const HeadFormat128& format,
+                                             float (&step)[kCount]) const {
+    if (format.fp16_scale) {
+      if constexpr (kCount == 2) {
+        const __half2 both = reinterpret_cast<const __half2*>(scales)[place];
+        step[0] = __low2float(both), step[1] = __high2float(both);
+      } else {
+        step[0] = half_at(scales, place);
+      }
+    } else {
+      load_values(reinterpret_cast<const float*>(scales) + kCount * place, step);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kCount; ++i) step[i] *= format.inverse_q;
+  }
+
+  // What the sums of one token are multiplied by, from what the warps told each other (`units`).
+  struct Factors {
+    float key_length, own, code_k, code_q, row_k, row_q;
+  };
+  __device__ __forceinline__ Factors factors_of(float4 norms, float4 of_rows, float2 of_own,
+                                                float log_decay) const {
+    Factors f;
+    const float ks = call.l2norm != 0 ? rsqrtf(norms.x + call.l2norm_eps) : 1.0f;
+    const float qs = (call.l2norm != 0 ? rsqrtf(norms.y + call.l2norm_eps) : 1.0f) * call.q_scale;
+    f.key_length = ks;
+    f.own = of_rows.x * (of_own.x * ks) * (of_own.y * qs);
+    const float a = kVector ? 1.0f : exp_fast(log_decay);
+    const float full_k = ks * a;
+    const float full_q = qs * a;
+    f.code_k = norms.z * of_rows.w * full_k;
+    f.code_q = norms.w * of_rows.w * full_q;
+    f.row_k = of_rows.y * full_k;
+    f.row_q = of_rows.z * full_q;
+    return f;
+  }
+  // Correction and output of one value.
+  __device__ __forceinline__ void correct(const Factors& of, float codes_k, float codes_q,
+                                          float rows_k, float rows_q, float step, float beta,
+                                          float v, float* u, float* o) const {
+    const float read = fmaf(codes_k * of.code_k, step, rows_k * of.row_k);
+    const float output = fmaf(codes_q * of.code_q, step, rows_q * of.row_q);
+    *u = beta * (call.delta_rule ? v - read : v);
+    *o = fmaf(of.own, *u, output);
   }
 
   // Residual and rows together: correction, output, record.
@@ -479,40 +540,17 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
         codes_q[i] = fmaf(static_cast<float>(part[3][i]), 65536.0f, static_cast<float>(part[2][i]));
       }
     }
-    if (format.fp16_scale) {
-      if constexpr (kCount == 2) {
-        const __half2 pair_of_scales =
-            reinterpret_cast<const __half2*>(own_inputs + kScalesAt)[place];
-        step[0] = __low2float(pair_of_scales), step[1] = __high2float(pair_of_scales);
-      } else {
-        step[0] = half_at(own_inputs + kScalesAt, place);
-      }
-    } else {
-      load_values(reinterpret_cast<const float*>(own_inputs + kScalesAt) + kCount * place, step);
-    }
-#pragma unroll
-    for (int32_t i = 0; i < kCount; ++i) step[i] *= format.inverse_q;
+    read_steps(own_inputs + kScalesAt, format, step);
     const float4 norms = *reinterpret_cast<const float4*>(units());
     const float4 of_rows = *reinterpret_cast<const float4*>(units() + 4);
     const float2 of_own = *reinterpret_cast<const float2*>(units() + 8);
     early();
-    const float ks = call.l2norm != 0 ? rsqrtf(norms.x + call.l2norm_eps) : 1.0f;
-    const float qs = (call.l2norm != 0 ? rsqrtf(norms.y + call.l2norm_eps) : 1.0f) * call.q_scale;
-    const float own = of_rows.x * (of_own.x * ks) * (of_own.y * qs);
-    const float a = kVector ? 1.0f : exp_fast(g.x);
-    const float full_k = ks * a;
-    const float full_q = qs * a;
-    const float code_k = norms.z * of_rows.w * full_k;
-    const float code_q = norms.w * of_rows.w * full_q;
-    const float row_k = of_rows.y * full_k;
-    const float row_q = of_rows.z * full_q;
+    const Factors of = factors_of(norms, of_rows, of_own, g.x);
+    const float ks = of.key_length;
     float u[kCount], o[kCount];
 #pragma unroll
     for (int32_t i = 0; i < kCount; ++i) {
-      u[i] = fmaf(codes_k[i] * code_k, step[i], rows_k[i] * row_k);
-      o[i] = fmaf(codes_q[i] * code_q, step[i], rows_q[i] * row_q);
-      u[i] = beta * (call.delta_rule ? v[i] - u[i] : v[i]);
-      o[i] = fmaf(own, u[i], o[i]);
+      correct(of, codes_k[i], codes_q[i], rows_k[i], rows_q[i], step[i], beta, v[i], &u[i], &o[i]);
     }
     store_values<kCount>(const_cast<char*>(at(inputs.output, call.output, t, v_head)),
                          type_of(call.output), place, o);
@@ -553,39 +591,6 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       if (kStreams) fence_async_shared();  // before the copies that write there next
       if (lane == n) *decay = g.x;
     }
-  }
-
-  template <typename T>
-  __device__ __forceinline__ static void load_values(const T* from, T (&to)[kCount]) {
-    if constexpr (kCount == 2) {
-      struct alignas(8) Two {
-        T a, b;
-      };
-      const Two two = *reinterpret_cast<const Two*>(from);
-      to[0] = two.a, to[1] = two.b;
-    } else {
-      to[0] = from[0];
-    }
-  }
-
-  __device__ __forceinline__ void store_correction(char* row, uint32_t bits) const {
-    if constexpr (kCount == 2) {
-      reinterpret_cast<uint32_t*>(row)[place] = bits;
-    } else {
-      reinterpret_cast<unsigned short*>(row)[place] = static_cast<unsigned short>(bits);
-    }
-  }
-
-  __device__ __forceinline__ void store_decays(char* row, float4 g) const {
-    if (call.decay_bytes == 4) {
-      *reinterpret_cast<float4*>(row + 16 * lane) = g;
-      return;
-    }
-    const __half h[4] = {decay_to_half(g.x), decay_to_half(g.y), decay_to_half(g.z),
-                         decay_to_half(g.w)};
-    *reinterpret_cast<uint2*>(row + 8 * lane) =
-        make_uint2(__half_as_ushort(h[0]) | static_cast<uint32_t>(__half_as_ushort(h[1])) << 16,
-                   __half_as_ushort(h[2]) | static_cast<uint32_t>(__half_as_ushort(h[3])) << 16);
   }
 };
 

@@ -31,6 +31,20 @@ constexpr int32_t kScalarsAt = 1280;
 constexpr int32_t kDecaysAt = 1296;
 constexpr int32_t kInputBytes = 1424;
 
+// Tokens of a head that are read together where drafts are common (decode_drafts_128.cuh), else 1.
+constexpr int32_t kDraftsTogether = 4;
+constexpr int32_t drafts_together(bool vector, int32_t pairs, bool plain, bool many) {
+  return !vector && pairs == 1 && plain && many ? kDraftsTogether : 1;
+}
+// Inputs of these tokens: rows q, k, v of each, the residual's value scales, beta and log decay of
+// each, log decays of the records. And words that tell of a token.
+constexpr int32_t kDraftInputBytes = 768;
+constexpr int32_t kDraftScalesAt = kDraftsTogether * kDraftInputBytes;
+constexpr int32_t kDraftScalarsAt = kDraftScalesAt + 512;
+constexpr int32_t kDraftDecaysAt = kDraftScalarsAt + 8 * kDraftsTogether;
+constexpr int32_t kDraftBytes = kDraftDecaysAt + 128;
+constexpr int32_t kDraftUnits = 16;
+
 // Shared memory of one block, in bytes from its start. Every pair of warps has scratch of its own,
 // `scratch` bytes from the next one's: places from `limbs` on are the first pair's.
 struct Plan {
@@ -41,9 +55,11 @@ struct Plan {
   int32_t words;  // sums of codes: between those of one digit pair and the next
 };
 
-// rows: what a call's formats need (call.weight_rows).
+// rows: what a call's formats need (call.weight_rows). together: drafts_together.
 __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capacity,
-                                           int32_t decay_bytes, int32_t rows, int32_t pairs) {
+                                           int32_t decay_bytes, int32_t rows, int32_t pairs,
+                                           int32_t together) {
+  const bool drafts = together > 1;
   Plan p{};
   int32_t at = boundary_bytes;
   p.keys = at;
@@ -54,7 +70,7 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   at += capacity * 128 * decay_bytes;
   p.inputs = at;
   p.input_bytes = kInputBytes + (decay_bytes != 0 ? 512 : 0);
-  at += 2 * p.input_bytes;
+  at += drafts ? kDraftBytes : 2 * p.input_bytes;
   p.deferred = at;
   at += kDeferredWords * 4;
   p.bases = at;
@@ -62,19 +78,23 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   p.pointers = at;
   at += 80;
   p.barriers = at;
-  at += 4 * 8;
+  at += 6 * 8;
   p.faults = at;  // of the sequence at hand
   at += 16;
   p.limbs = at;  // then sums of rows [2][128]: the limbs are dead
-  at += kLimbBytes;
-  p.codes = at;  // byte planes of both vectors, then sums of codes [4][words]
+  at += drafts ? 512 * together : kLimbBytes;
+  p.codes = at;  // byte planes of both vectors, then sums of codes [4][words], drafts: [2][words]
   p.words = 128 / pairs + 8;
-  at += 4 * p.words * 4 > 8 * kPlaneWords * 4 ? 4 * p.words * 4 : 8 * kPlaneWords * 4;
+  const int32_t sums = (drafts ? 2 * together : 4) * p.words * 4;
+  const int32_t planes = together * 8 * kPlaneWords * 4;
+  at += sums > planes ? sums : planes;
   p.rows = rows;
-  p.weights = at;  // [2][rows], then factors [rows + 48]: written past the last row too
-  at += (3 * rows + 48) * 4;
+  // [2][rows], then factors [rows + 48]: written past the last row too. Drafts: of each token, and
+  // eight words between vectors.
+  p.weights = at;
+  at += together * (3 * rows + 48 + (drafts ? 16 : 0)) * 4;
   p.units = at;
-  at += 12 * 4;
+  at += (drafts ? kDraftUnits * together : 12) * 4;
   p.scratch = at - p.limbs;
   p.bytes = p.limbs + pairs * p.scratch;
   return p;
@@ -201,9 +221,9 @@ __device__ __forceinline__ void write_limbs(float4 x, int32_t vector, char* limb
   if (kLow) *reinterpret_cast<uint2*>(at + 128) = low;
 }
 
-// Writes the byte planes of one read vector (vector 0 or 1) and returns what one unit stands for.
-__device__ __forceinline__ float write_planes(float4 x, int32_t vector, uint32_t* planes,
-                                              int32_t lane) {
+// The byte planes of one read vector, a lane's four entries a word; returns what one unit stands
+// for.
+__device__ __forceinline__ float digits_of(float4 x, uint32_t (&digits)[4]) {
   const float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
   const uint32_t bits = __reduce_max_sync(kAll, __float_as_uint(largest));
   const uint32_t exponent = max(bits >> 23, 30u);
@@ -220,35 +240,59 @@ __device__ __forceinline__ float write_planes(float4 x, int32_t vector, uint32_t
   const uint32_t low23 = __byte_perm(fixed[2], fixed[3], 0x5140);
   const uint32_t high01 = __byte_perm(fixed[0], fixed[1], 0x7362);
   const uint32_t high23 = __byte_perm(fixed[2], fixed[3], 0x7362);
-  const int32_t word = (lane & 3) * 8 + (lane >> 2);
-  uint32_t* plane = planes + 4 * vector * kPlaneWords + word;
-  plane[0 * kPlaneWords] = __byte_perm(low01, low23, 0x5410);
-  plane[1 * kPlaneWords] = __byte_perm(low01, low23, 0x7632);
-  plane[2 * kPlaneWords] = __byte_perm(high01, high23, 0x5410);
-  plane[3 * kPlaneWords] = __byte_perm(high01, high23, 0x7632);
+  digits[0] = __byte_perm(low01, low23, 0x5410);
+  digits[1] = __byte_perm(low01, low23, 0x7632);
+  digits[2] = __byte_perm(high01, high23, 0x5410);
+  digits[3] = __byte_perm(high01, high23, 0x7632);
   return unit;
 }
 
-// Sums of code x fixed-point vector of 32 values. Columns 2t and 2t + 1 of the operand are
-// neighbouring digits of one vector, so a lane's two columns become one number: to sums [t][value],
-// t = 0, 1 of the first vector, 2, 3 of the second, odd t 2^16 times as much. `shift`: what codes
-// with an offset or of half-integers (kHalf: twice the sum) have to add.
-template <int kBits, bool kHalf>
-__device__ __forceinline__ void read_codes(uint32_t payload, int32_t value_block,
-                                           const uint32_t (&b)[8], int32_t shift, uint32_t sums) {
-  constexpr bool kOffset = kBits != 8 || kHalf;
-  int32_t d[2][4] = {};
-  if constexpr (kOffset && !kHalf) d[0][0] = d[0][2] = d[1][0] = d[1][2] = shift;
+// Writes the byte planes of one read vector (vector 0 or 1) and returns what one unit stands for.
+__device__ __forceinline__ float write_planes(float4 x, int32_t vector, uint32_t* planes,
+                                              int32_t lane) {
+  uint32_t digits[4];
+  const float unit = digits_of(x, digits);
+  uint32_t* plane = planes + 4 * vector * kPlaneWords + (lane & 3) * 8 + (lane >> 2);
+#pragma unroll
+  for (int32_t i = 0; i < 4; ++i) plane[i * kPlaneWords] = digits[i];
+  return unit;
+}
+
+// The sum of a vector's digits that are this lane's columns 2t and 2t + 1.
+__device__ __forceinline__ int32_t sum_of_digits(const uint32_t (&b)[8]) {
+  int32_t ones[4] = {};
+#pragma unroll
+  for (int32_t i = 0; i < 8; i += 2) {
+    mma_int8<true>(ones, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, b[i], b[i + 1]);
+  }
+  return ones[1] * 256 + ones[0];
+}
+
+// Codes of 8 bits: the lanes whose operands of values 16 .. 31 of a block come before those of 0 ..
+// 15, so that loads of half a lane's words meet no bank twice.
+template <int kBits>
+__device__ __forceinline__ bool takes_second_first(int32_t lane) {
+  return kBits == 8 && (lane & 8) != 0;
+}
+
+// The codes of 32 values as operands: use(s, m, a) for 32 keys s of four and 16 values m of two
+// (the other two where takes_second_first). payload: of the lane.
+template <int kBits, typename Use>
+__device__ __forceinline__ void for_codes(uint32_t payload, int32_t value_block, int32_t lane,
+                                          Use use) {
   if constexpr (kBits == 8) {
     // Loads of half a lane's words: an operand takes halves of two, and registers need not move.
-    const uint32_t blocks = payload + value_block * 4096;
+    // The assembler merges loads that it sees to be neighbours, so it must not see it.
+    const uint32_t at = payload + value_block * 4096 + (takes_second_first<kBits>(lane) ? 8u : 0u);
+    const uint32_t blocks[2] = {at, at ^ 8u};
 #pragma unroll
     for (int32_t s = 0; s < 4; ++s) {
 #pragma unroll
       for (int32_t m = 0; m < 2; ++m) {
-        const uint2 w0 = load_shared_pair(blocks + 1024 * s + 8 * m);
-        const uint2 w1 = load_shared_pair(blocks + 1024 * s + 512 + 8 * m);
-        mma_int8<true>(d[m], w0.x, w0.y, w1.x, w1.y, b[2 * s], b[2 * s + 1]);
+        const uint2 w0 = load_shared_pair(blocks[m] + 1024 * s);
+        const uint2 w1 = load_shared_pair(blocks[m] + 1024 * s + 512);
+        const uint32_t a[4] = {w0.x, w0.y, w1.x, w1.y};
+        use(s, m, a);
       }
     }
   } else {
@@ -272,18 +316,33 @@ __device__ __forceinline__ void read_codes(uint32_t payload, int32_t value_block
         a[1][2] |= h.y & kHigh;
         a[1][3] |= (h.y >> 2) & kHigh;
       }
-#pragma unroll
-      for (int32_t m = 0; m < 2; ++m) {
-        mma_int8<false>(d[m], a[m][0], a[m][1], a[m][2], a[m][3], b[2 * s], b[2 * s + 1]);
-      }
+      use(s, 0, a[0]);
+      use(s, 1, a[1]);
     }
   }
+}
+
+// Sums of code x fixed-point vector of 32 values. Columns 2t and 2t + 1 of the operand are
+// neighbouring digits of one vector, so a lane's two columns become one number: to sums [t][value],
+// t = 0, 1 of the first vector, 2, 3 of the second, odd t 2^16 times as much. `shift`: what codes
+// with an offset or of half-integers (kHalf: twice the sum) have to add.
+template <int kBits, bool kHalf>
+__device__ __forceinline__ void read_codes(uint32_t payload, int32_t value_block,
+                                           const uint32_t (&b)[8], int32_t shift, uint32_t sums,
+                                           int32_t lane) {
+  constexpr bool kOffset = kBits != 8 || kHalf;
+  int32_t d[2][4] = {};
+  if constexpr (kOffset && !kHalf) d[0][0] = d[0][2] = d[1][0] = d[1][2] = shift;
+  for_codes<kBits>(payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t (&a)[4]) {
+    mma_int8<kBits == 8>(d[m], a[0], a[1], a[2], a[3], b[2 * s], b[2 * s + 1]);
+  });
 #pragma unroll
   for (int32_t m = 0; m < 2; ++m) {
     const int32_t upper = d[m][1] * 256 + d[m][0];
     const int32_t lower = d[m][3] * 256 + d[m][2];
-    store_shared(sums + 64 * m, kHalf ? 2 * upper + shift : upper);
-    store_shared(sums + 64 * m + 32, kHalf ? 2 * lower + shift : lower);
+    const uint32_t to = sums + (takes_second_first<kBits>(lane) ? 64 - 64 * m : 64 * m);
+    store_shared(to, kHalf ? 2 * upper + shift : upper);
+    store_shared(to + 32, kHalf ? 2 * lower + shift : lower);
   }
 }
 

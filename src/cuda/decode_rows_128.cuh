@@ -12,8 +12,7 @@ namespace leapquant::cuda::decoding_128 {
 // Rows past the last are read as the last, with weights of zero: what lies there is finite.
 template <int kPairs, bool kLow>
 struct RowProducts {
-  static constexpr int32_t kChunks = 2 / kPairs;  // eights of values of a lane
-  char* scratch;                                  // of the pair: places of the plan from `limbs` on
+  char* scratch;  // of the pair: places of the plan from `limbs` on
   const Plan& plan;
   int32_t lane, pair;
 
@@ -92,13 +91,13 @@ struct RowProducts {
 
   // Adds what the value sides of rows first .. first + 15 give times the weights from `from` on, to
   // values 8 chunk .. + 7: acc[j][0], [1] both vectors' sums of value j, [2], [3] of value j + 4.
+  // column: weights that are this lane's column of the operand, packed.
   template <RowKind kKind, typename RowAt>
   __device__ __forceinline__ void value_sums(RowAt row_at, int32_t first, int32_t count,
-                                             int32_t from, int32_t chunk,
-                                             float (&acc)[4][4]) const {
+                                             int32_t from, int32_t chunk, float (&acc)[4][4],
+                                             const uint32_t* column) const {
     const int32_t t = lane & 3;
-    const uint32_t* w =
-        reinterpret_cast<const uint32_t*>(weights()) + ((lane >> 2) & 1) * plan.rows + from + 2 * t;
+    const uint32_t* w = column + from + 2 * t;
     const uint2 even = *reinterpret_cast<const uint2*>(w);
     const uint2 odd = *reinterpret_cast<const uint2*>(w + 8);
     const auto load = [&](int32_t i, uint32_t (&x)[4]) {
@@ -124,6 +123,10 @@ struct RowProducts {
       mma_fp16(acc[j], a0, a1, a2, a3, even.x, odd.x);
       mma_fp16(acc[j], a0, a1, a2, a3, even.y, odd.y);
     }
+  }
+
+  __device__ __forceinline__ const uint32_t* column_of_weights() const {
+    return reinterpret_cast<const uint32_t*>(weights()) + ((lane >> 2) & 1) * plan.rows;
   }
 
   // Values 8 c + j and 8 c + j + 4 (j < 4), each both vectors' sums, lie at row_sums + 16 c + 4 j.

@@ -281,6 +281,18 @@ __device__ __forceinline__ void mma_fp16(float (&d)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same with C of its own.
+__device__ __forceinline__ void mma_fp16_from(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                              uint32_t a3, uint32_t b0, uint32_t b1,
+                                              const float (&c)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+        "f"(c[3]));
+}
+
 // D[16, 8] = A[16, 8] B[8, 8] + C, FP16 operands, FP32 accumulators.
 __device__ __forceinline__ void mma_fp16_of(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0,
                                             const float (&c)[4]) {
