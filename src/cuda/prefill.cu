@@ -228,23 +228,34 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   }
 }
 
-// Whether the recurrence goes by chunks_128.
-bool by_chunks_128(const Call& call) {
+// By what kernels states go through stretches.
+enum class Way { kSpread128, kChunks128, kChunks, kColumns };
+
+Way way_of(const Call& call, const StretchRange& range) {
 #ifdef LEAPQUANT_CUDA_90A
-  return chunks_128_serve(call);
-#else
-  static_cast<void>(call);
-  return false;
+  if (chunks_128_serve(call)) {
+    return spread_128_fits(call, range) ? Way::kSpread128 : Way::kChunks128;
+  }
 #endif
+  static_cast<void>(range);
+  return chunks_serve(call) ? Way::kChunks : Way::kColumns;
 }
 
 // The launch that takes states through a stretch.
-cudaError_t launch_recurrence(const Call& call, const StretchRange& range, cudaStream_t stream) {
+cudaError_t launch_recurrence(const Call& call, const StretchRange& range, Way way,
+                              cudaStream_t stream) {
+  switch (way) {
 #ifdef LEAPQUANT_CUDA_90A
-  if (by_chunks_128(call)) return launch_chunks_128(call, range, stream);
+    case Way::kSpread128:
+      return launch_spread_128(call, range, stream);
+    case Way::kChunks128:
+      return launch_chunks_128(call, range, stream);
 #endif
-  return chunks_serve(call) ? launch_chunks(call, range, stream)
-                            : launch_columns(call, range, stream);
+    case Way::kChunks:
+      return launch_chunks(call, range, stream);
+    default:
+      return launch_columns(call, range, stream);
+  }
 }
 
 // What a stretch's checkpoint holds goes on.
@@ -286,7 +297,7 @@ cudaError_t launch_end(const Layout& layout, const Call& call, const StretchRang
 }
 
 // Items go in waves as large as the workspace has room for states. *checked: the inputs are; else
-// they will be beside the first recurrence, before any state is written.
+// they will be, at the latest beside the first recurrence, before any state is written.
 cudaError_t prefill_by_stretches(const Layout& layout, const Call& call, bool* checked,
                                  cudaStream_t stream) {
   if (const cudaError_t error = allow_shared(begin_kernel, call)) return error;
@@ -301,11 +312,17 @@ cudaError_t prefill_by_stretches(const Layout& layout, const Call& call, bool* c
     const auto grid = static_cast<unsigned>(
         call.scratch.block_bytes > 0 ? std::min(range.count, kScratchBlocks) : range.count);
     const int32_t pieces = call.scratch.block_bytes == 0 && range.count <= kFewItems ? 4 : 1;
+    const Way way = way_of(call, range);
+    // Beside spread heads the check would take from them more time than it needs.
+    if (!*checked && way != Way::kChunks128) {
+      if (const cudaError_t error = launch_prefill_input_checks(call, false, stream)) return error;
+      *checked = true;
+    }
     begin_kernel<<<grid* static_cast<unsigned>(pieces), kBlockThreads, shared, stream>>>(
         call, range, pieces);
     if (const cudaError_t error = cudaGetLastError()) return error;
     for (range.stretch = 0; range.stretch <= call.num_checkpoints; ++range.stretch) {
-      if (const cudaError_t error = launch_recurrence(call, range, stream)) return error;
+      if (const cudaError_t error = launch_recurrence(call, range, way, stream)) return error;
       if (!*checked) {
         if (const cudaError_t error = launch_prefill_input_checks(call, true, stream)) return error;
         *checked = true;
@@ -320,15 +337,13 @@ cudaError_t prefill_by_stretches(const Layout& layout, const Call& call, bool* c
 
 cudaError_t prefill_general(const Layout& layout, Call* call, cudaStream_t stream) {
   if (const cudaError_t error = launch_sequence_checks(*call, -1, stream)) return error;
-  bool checked = !by_chunks_128(*call);  // else beside the first recurrence
-  if (checked) {
-    if (const cudaError_t error = launch_prefill_input_checks(*call, false, stream)) return error;
-  }
   if (columns_serve(*call)) {  // whatever chunks serve, columns do too
+    bool checked = false;
     return for_head_ranges(layout, call, [&](const Call& part) {
       return prefill_by_stretches(layout, part, &checked, stream);
     });
   }
+  if (const cudaError_t error = launch_prefill_input_checks(*call, false, stream)) return error;
   const auto kernel = prefill_kernel;
   if (const cudaError_t error = allow_shared(kernel, *call)) return error;
   return for_head_ranges(layout, call, [&](const Call& part) {

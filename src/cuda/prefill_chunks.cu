@@ -68,8 +68,11 @@ __global__ void __launch_bounds__(32 * (kWarps + kPreparers<kWarps>), 1)
     }
   };
   if (warp >= kWarps) {
-    constexpr int32_t kStep = kPreparers<kWarps>;
-    for (int32_t chunk = warp - kWarps; chunk < chunks; chunk += kStep) {
+    // No more of them than stages: one that comes to a stage for the second time ahead of its first
+    // use would take the wait for the one before as over.
+    const int32_t step = min(kPreparers<kWarps>, num_stages);
+    if (warp - kWarps >= step) return;
+    for (int32_t chunk = warp - kWarps; chunk < chunks; chunk += step) {
       const int32_t round = chunk / num_stages;
       const int32_t place = chunk - round * num_stages;
       if (round > 0) wait(&memory.empty[place], round - 1);

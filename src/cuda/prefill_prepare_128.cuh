@@ -259,7 +259,7 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
   }
   __syncwarp();
   solve_chunk(scratch, lane, stage->solve);
-  fence_async_proxy();
+  fence_async_shared();
   __syncwarp();
 }
 

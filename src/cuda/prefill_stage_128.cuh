@@ -38,12 +38,12 @@ struct alignas(1024) PreparedChunk {
 // Zeros in blocks that no preparer writes; by the whole block of threads.
 template <int32_t kColumns>
 __device__ __forceinline__ void clear_corner(PreparedChunk<kColumns>* stage) {
-  const int32_t e = static_cast<int32_t>(threadIdx.x);
-  if (e >= 256) return;
-  Blocks& to = e < 128 ? stage->solve[(e >> 6) & 1] : stage->weights[(e >> 6) & 1];
-  const int32_t pair = e & 63;
-  to[2 + (pair >> 5)][0][pair & 31] = 0;
-  to[2 + (pair >> 5)][1][pair & 31] = 0;
+  for (auto e = static_cast<int32_t>(threadIdx.x); e < 256; e += static_cast<int32_t>(blockDim.x)) {
+    Blocks& to = e < 128 ? stage->solve[(e >> 6) & 1] : stage->weights[(e >> 6) & 1];
+    const int32_t pair = e & 63;
+    to[2 + (pair >> 5)][0][pair & 31] = 0;
+    to[2 + (pair >> 5)][1][pair & 31] = 0;
+  }
 }
 
 // Where a block of kColumns value columns works, and the index of its head in the range. False

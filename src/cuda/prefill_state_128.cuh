@@ -121,9 +121,10 @@ __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace
   start_triangle(weighted, stage->weights, true, read);
   group_commit();
   const float decay = stage->decay[0];
-  Tiles<8> sum;
-#pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
+  // Both halves of the channels at once where registers are left.
+  constexpr bool kAtOnce = kColumns == kGroupColumns;
+  Tiles<8> sums[kAtOnce ? 2 : 1];
+  const auto start_half = [&](uint32_t half, Tiles<8>& sum) {
     const uint64_t early = swizzled_operand(rows + half * kHalf);
     const uint64_t late = swizzled_operand(rows + half * kHalf + (16 * 128 >> 4));
     group_fence();
@@ -132,14 +133,23 @@ __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace
     group_mma_bf16_64<true>(sum, written[1].high, late, true);
     group_mma_bf16_64<true>(sum, written[1].low, late, true);
     group_commit();
-    if (half == 0) {
+  };
+  start_half(0, sums[0]);
+  if constexpr (kAtOnce) start_half(1, sums[1]);
+  group_wait<kAtOnce ? 2 : 1>();
+  hold_registers(read);
+  hold_parts(weighted[0]);
+  hold_parts(weighted[1]);
+  store_chunk(call, at, first, count, at.first_column + column, read);
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    Tiles<8>& sum = sums[kAtOnce ? half : 0];
+    if (kAtOnce && half == 0) {
       group_wait<1>();
-      hold_registers(read);
-      hold_parts(weighted[0]);
-      hold_parts(weighted[1]);
-      store_chunk(call, at, first, count, at.first_column + column, read);
+    } else {
+      if (half == 1 && !kAtOnce) start_half(1, sum);
+      group_wait<0>();
     }
-    group_wait<0>();
     hold_registers(sum);
     if (half == 1) {
       hold_parts(written[0]);

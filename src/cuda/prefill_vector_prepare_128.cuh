@@ -333,13 +333,12 @@ __device__ __forceinline__ void store_weights(const Tiles<2>& qk, int32_t lane,
   }
 }
 
-// Prepares tokens first .. first + count - 1 of the stretch, by the whole team.
-template <int32_t kColumns>
-__device__ __forceinline__ void prepare_vector_chunk(const Call& call, const ChunkPlace& at,
-                                                     int32_t first, int32_t count,
-                                                     const TeamPlace& team,
-                                                     VectorChunk<kColumns>* chunk,
-                                                     VectorScratch* scratch) {
+// Prepares tokens first .. first + count - 1 of the stretch, by the whole team; wait_for_place()
+// until the chunk may be written.
+template <int32_t kColumns, typename Wait>
+__device__ __forceinline__ void prepare_vector_chunk(
+    const Call& call, const ChunkPlace& at, int32_t first, int32_t count, const TeamPlace& team,
+    VectorChunk<kColumns>* chunk, VectorScratch* scratch, const Wait& wait_for_place) {
   const Inputs& in = call.inputs;
   const int32_t lane = team.lane;
   const int32_t k_head = at.v_head / call.group;
@@ -348,8 +347,6 @@ __device__ __forceinline__ void prepare_vector_chunk(const Call& call, const Chu
                  scratch->keys[0], kRawPitch);
   load_team_rows(in.q, row_of(in.q, 0, token, 0, k_head), count - 1, kDim / 8, team,
                  scratch->queries[0], kRawPitch);
-  load_team_rows(in.v, row_of(in.v, 0, token, 0, at.v_head) + 2 * at.first_column, count - 1,
-                 kColumns / 8, team, chunk->values[0], VectorChunk<kColumns>::kValuePitch);
   load_gates(call, at, token, count, team, scratch);
   wait_for_copies();
   team_barrier(team.barrier);
@@ -366,6 +363,9 @@ __device__ __forceinline__ void prepare_vector_chunk(const Call& call, const Chu
   }
   const float most = fminf(fminf(early.x, early.y), fminf(late.x, late.y));
   const bool by_pairs = team_any(team.barrier, !(most >= -kMostDecay));
+  wait_for_place();
+  load_team_rows(in.v, row_of(in.v, 0, token, 0, at.v_head) + 2 * at.first_column, count - 1,
+                 kColumns / 8, team, chunk->values[0], VectorChunk<kColumns>::kValuePitch);
   const float2 none = make_float2(0.0f, 0.0f);
   if (team.warp < 2) {
     make_rows(pair, by_pairs ? none : make_float2(-early.x, -early.y), scratch, chunk);
@@ -408,6 +408,8 @@ __device__ __forceinline__ void prepare_vector_chunk(const Call& call, const Chu
     }
   }
   if (by_pairs) products_by_pairs(team, scratch);
+  wait_for_copies();
+  fence_async_shared();
   team_barrier(team.barrier);
   if (team.warp < 2) {
     Tiles<2> products = {};
@@ -422,7 +424,7 @@ __device__ __forceinline__ void prepare_vector_chunk(const Call& call, const Chu
       store_weights(products, lane, scratch, chunk->weights);
     }
   }
-  fence_async_proxy();
+  fence_async_shared();
   __syncwarp();
 }
 

@@ -123,9 +123,10 @@ __device__ __forceinline__ void advance_vector_chunk(const Call& call, const Chu
   group_commit();
   const uint32_t columns = operand_place(shared_address(chunk->columns), 16);
   constexpr uint32_t kHalf = sizeof(chunk->columns[0][0]) >> 4;
-  Tiles<8> sum;
-#pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
+  // Both halves of the channels at once where registers are left.
+  constexpr bool kAtOnce = kColumns == kGroupColumns;
+  Tiles<8> sums[kAtOnce ? 2 : 1];
+  const auto start_half = [&](uint32_t half, Tiles<8>& sum) {
     const uint64_t high = swizzled_operand(columns + half * kHalf);
     const uint64_t low = swizzled_operand(columns + (2 + half) * kHalf);
     group_fence();
@@ -133,13 +134,22 @@ __device__ __forceinline__ void advance_vector_chunk(const Call& call, const Chu
     group_mma_bf16_64<true>(sum, written.high, low, true);
     group_mma_bf16_64<true>(sum, written.low, high, true);
     group_commit();
-    if (half == 0) {
+  };
+  start_half(0, sums[0]);
+  if constexpr (kAtOnce) start_half(1, sums[1]);
+  group_wait<kAtOnce ? 2 : 1>();
+  hold_registers(read);
+  hold_parts(weighted);
+  store_chunk<2>(call, at, first, count, at.first_column + column, read);
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    Tiles<8>& sum = sums[kAtOnce ? half : 0];
+    if (kAtOnce && half == 0) {
       group_wait<1>();
-      hold_registers(read);
-      hold_parts(weighted);
-      store_chunk<2>(call, at, first, count, at.first_column + column, read);
+    } else {
+      if (half == 1 && !kAtOnce) start_half(1, sum);
+      group_wait<0>();
     }
-    group_wait<0>();
     hold_registers(sum);
     if (half == 1) hold_parts(written);
 #pragma unroll

@@ -148,7 +148,7 @@ __device__ __forceinline__ bool team_any(int32_t id, bool mine) {
   return any != 0;
 }
 
-// ---- Loads and stores with an order ----
+// ---- Blocks of a cluster (sm_90) ----
 
 // Blocks of a cluster: this one's rank, their number (1 without one), a barrier of all threads in
 // two halves (what was written before the first is seen after the second), and bits set in a word
@@ -178,6 +178,33 @@ __device__ __forceinline__ void set_bits_in_block(uint32_t shared, uint32_t rank
 __device__ __forceinline__ void fence_cluster() {
   asm volatile("fence.acq_rel.cluster;" ::: "memory");
 }
+// All threads of all blocks; what was written before is seen behind it.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+// The place of this block's `shared` in block `rank`.
+__device__ __forceinline__ uint32_t address_in(uint32_t shared, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+  return address;
+}
+// Tells another block that shared memory of this one has been read or has arrived: nothing that
+// this thread wrote need be seen there.
+__device__ __forceinline__ void barrier_arrive_in(uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+}
+// Copies shared memory of this block to another's, whose barrier counts the bytes.
+__device__ __forceinline__ void bulk_copy_in(uint32_t to, uint32_t shared, uint32_t bytes,
+                                             uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "r"(shared), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// ---- Loads and stores with an order ----
 
 __device__ __forceinline__ int32_t load_acquire(const int32_t* address) {
   int32_t value;
