@@ -414,9 +414,10 @@ cudaError_t groups_that_fold_128(const Call128& call, bool vector, int32_t* grou
   Launch launch;
   if (cudaError_t e = prepare(call, vector, kFoldGroup128, &launch)) return e;
   if (launch.config.blockDim.y < kMostTeams) return cudaSuccess;  // others would fit beside it
-  const cudaError_t error = cudaOccupancyMaxActiveClusters(groups, launch.kernel, &launch.config);
-  if (error != cudaErrorInvalidClusterSize) return error;
-  cudaGetLastError();  // the device has no clusters of this size
+  if (cudaOccupancyMaxActiveClusters(groups, launch.kernel, &launch.config) != cudaSuccess) {
+    cudaGetLastError();  // the device has no clusters of this size; other faults show at the launch
+    *groups = 0;
+  }
   return cudaSuccess;
 }
 
