@@ -114,7 +114,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
   // Scalar decays: factors of compensators and records from lane l's log decay of record l: what
   // has decayed since. Zero past the last row, up to whole tiles at least.
   __device__ __forceinline__ void write_factors(float decay, int32_t n, const HeadFormat128& format,
-                                                float* factors, float* units) const {
+                                                float* to, float* said) const {
     float after = __shfl_down_sync(kAll, decay, 1);  // sum over the records after record l
     if (lane >= n - 1) after = 0.0f;
 #pragma unroll
@@ -126,10 +126,10 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
     const float all = n > 0 ? exp_fast(whole) : 1.0f;
     after = lane < n ? exp_fast(after) : 0.0f;
     const int32_t count = format.num_fp16;
-    if (lane < count) factors[lane] = all;
-    factors[count + lane] = after;
-    if (n > 16 && lane < 16) factors[count + 32 + lane] = 0.0f;
-    if (lane == 0) units[kDecay] = all;
+    if (lane < count) to[lane] = all;
+    to[count + lane] = after;
+    if (n > 16 && lane < 16) to[count + 32 + lane] = 0.0f;
+    if (lane == 0) said[kDecay] = all;
   }
 
   // Vector decays: weights of the records whose fours are this warp's, newest first, and rk and rq
@@ -348,19 +348,19 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
   }
 
   // Scales and decay of the quantised compensators, as factors of their weights.
-  __device__ __forceinline__ void write_scales(const HeadFormat128& format, float* factors,
-                                               const float* units) const {
-    const float all = units[kDecay];
+  __device__ __forceinline__ void write_scales(const HeadFormat128& format, float* to,
+                                               const float* said) const {
+    const float all = said[kDecay];
     const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
     const int32_t int4_from = plan.rows - tiles_of(format.num_int4);
     for (int32_t i = int8_from + lane; i < plan.rows; i += 32) {
       const bool wide = i < int4_from;
       const int32_t row = i - (wide ? int8_from : int4_from);
       const int32_t c = wide ? row : format.num_int8 + row;
-      factors[i] = row < (wide ? format.num_int8 : format.num_int4)
-                       ? half_at(shared + format.key_scales, c) *
-                             half_at(shared + format.value_scales, c) * all
-                       : 0.0f;
+      to[i] = row < (wide ? format.num_int8 : format.num_int4)
+                  ? half_at(shared + format.key_scales, c) *
+                        half_at(shared + format.value_scales, c) * all
+                  : 0.0f;
     }
   }
 
