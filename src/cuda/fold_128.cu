@@ -31,8 +31,8 @@ __host__ __device__ constexpr int32_t team_bytes(const Plan& plan) {
   return (plan.list + kChunk * kItemBytes + 32 + 127) & ~127;
 }
 
-// A head's window: keys and corrections as they lie, a record a warp; vector decays in FP32 and
-// scalar ones as factors into shared memory.
+// A head's window: keys and corrections as they lie, a record a warp; vector decays in FP32 into
+// shared memory, scalar ones as they are, one in each lane of the last warp.
 template <bool kVector, bool kPlain>
 __device__ __forceinline__ void load_records(const Call128& call, const Plan& plan, char* shared,
                                              const Item& item, Fold::Records* raw) {
@@ -61,22 +61,24 @@ __device__ __forceinline__ void load_records(const Call128& call, const Plan& pl
     }
   }
   if (!kVector && warp == kWarps - 1) {
-    float x = 0.0f;
-    if (lane < records && call.stored_decay != 0) {
-      x = reinterpret_cast<const float*>(
-          decays)[modulo<kPlain>(item.base + lane, call.ring_tokens)];
-    }
-    float after = __shfl_down_sync(kAll, x, 1);  // sum over the records after this one
-    if (lane == 31) after = 0.0f;
-#pragma unroll
-    for (int32_t step = 1; step < 32; step <<= 1) {
-      const float other = __shfl_down_sync(kAll, after, step);
-      if (lane + step < 32) after += other;
-    }
-    float* factors = reinterpret_cast<float*>(shared + kRecordFactorsAt);
-    factors[lane] = exp_fast(after);
-    if (lane == 0) factors[32] = exp_fast(after + x);
+    raw->decay = load_float_if(lane < records && call.stored_decay != 0,
+                               reinterpret_cast<const float*>(decays) +
+                                   modulo<kPlain>(item.base + lane, call.ring_tokens));
   }
+}
+
+// The factors of the records from the log decays that a warp's lanes hold.
+__device__ __forceinline__ void put_record_factors(char* shared, int32_t lane, float x) {
+  float after = __shfl_down_sync(kAll, x, 1);  // sum over the records after this one
+  if (lane == 31) after = 0.0f;
+#pragma unroll
+  for (int32_t step = 1; step < 32; step <<= 1) {
+    const float other = __shfl_down_sync(kAll, after, step);
+    if (lane + step < 32) after += other;
+  }
+  float* factors = reinterpret_cast<float*>(shared + kRecordFactorsAt);
+  factors[lane] = exp_fast(after);
+  if (lane == 0) factors[32] = exp_fast(after + x);
 }
 
 // Scales the state to a norm of 2^7 to 2^8 where it lies outside of 2^3 to 2^13, and notes by how
@@ -220,6 +222,9 @@ struct Turns {
       };
       if (thread == kSender) bulk_stores_wait();
       barrier_wait(barrier, parity);
+      if (!kVector && fold.warp() == kWarps - 1) {
+        put_record_factors(shared, fold.lane(), raw.decay);
+      }
       sync_team();
       if (faults[i] == 0) {
         State x;

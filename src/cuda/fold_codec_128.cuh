@@ -40,7 +40,8 @@ struct Fold : FoldFitFew {
   // whose scale cannot be exceeded. Clamped before the rounding, which gives the same, then rounded
   // half to even by adding 1.5 2^23; the low byte of the sum is the code.
   template <bool kPlain>
-  __device__ __forceinline__ float store_quotients(const State& s, const float (&c)[4]) const {
+  __device__ __forceinline__ float round_quotients(const State& s, const float (&c)[4],
+                                                   uint32_t (&words)[4][4]) const {
     const float shift = format.half_levels ? 0.5f : 0.0f;
     const float low = -format.q_max;
     const float high = format.half_levels ? format.q_max - 1.0f : format.q_max;
@@ -48,7 +49,6 @@ struct Fold : FoldFitFew {
     float lost[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int32_t vb = 0; vb < 4; ++vb) {
-      uint32_t word[4];
 #pragma unroll
       for (int32_t p = 0; p < 4; ++p) {
         const float2 f = inverses[4 * vb + p];
@@ -65,10 +65,9 @@ struct Fold : FoldFitFew {
           const float miss = fmaf(-code, f.y, x);
           lost[i] = fmaf(miss, miss, lost[i]);
         }
-        word[p] = __byte_perm(__byte_perm(byte[0], byte[1], 0x0040),
-                              __byte_perm(byte[2], byte[3], 0x0040), 0x5410);
+        words[vb][p] = __byte_perm(__byte_perm(byte[0], byte[1], 0x0040),
+                                   __byte_perm(byte[2], byte[3], 0x0040), 0x5410);
       }
-      store_codes(vb, word);
     }
     float sum = 0.0f;
 #pragma unroll
@@ -191,11 +190,13 @@ struct Fold : FoldFitFew {
     }
     const bool clamped = sync_team_or(clamps) != 0;
     free();
+    uint32_t words[4][4];
     if (clamped) {
-      *error = store_quotients<false>(*s, c);
+      *error = round_quotients<false>(*s, c, words);
     } else {
-      *error = store_quotients<true>(*s, c);
+      *error = round_quotients<true>(*s, c, words);
     }
+    store_codes(words);
     return flags;
   }
 };

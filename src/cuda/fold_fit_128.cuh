@@ -5,180 +5,19 @@
 // is scaled so that its norm lies between 2^3 and 2^13.
 #pragma once
 
-#include "cuda/fold_products_128.cuh"
+#include "cuda/fold_orthonormal_128.cuh"
 
 namespace leapquant::cuda::folding_128 {
 
-struct FoldFit : FoldProducts {
-  // gram [i][j], j <= i, of `sides`, in FP32: three TF32 products were not enough (see KERNELS).
-  __device__ __forceinline__ void make_gram(float ridge) const {
+struct FoldFit : FoldOrthonormal {
+  // sides [rank][128] = S columns per key, the warp's keys: of high and low parts, or of what is
+  // stored times its scales, with `nearly` times the codes' inverse norms instead. FP16 key sides
+  // are as precise as S is in FP16, and need what that lacks.
+  __device__ __forceinline__ void key_sides(const State& s, bool stored, bool nearly) const {
+    const bool lows = stored && format.num_fp16 > 0;
+    const float* factors = at<float>(nearly ? kInverseNormsAt : kValueScalesAt);
 #pragma unroll 1
-    for (int32_t i = warp(); i < rank(); i += kWarps) {
-#pragma unroll 1
-      for (int32_t first = 0; first <= i; first += 8) gram_entries(i, first, ridge);
-    }
-    sync_team();
-  }
-  // gram [i][first .. first + 7]: eight sums over the lanes by exchanging halves.
-  __device__ __forceinline__ void gram_entries(int32_t i, int32_t first, float ridge) const {
-    const float* from = sides() + 4 * lane();
-    const float4 a = *reinterpret_cast<const float4*>(from + i * kStride);
-    float p[8];
-#pragma unroll
-    for (int32_t k = 0; k < 8; ++k) {
-      const float4 b = *reinterpret_cast<const float4*>(from + min(first + k, i) * kStride);
-      p[k] = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
-    }
-    const float sum = eight_sums(p);
-    const int32_t j = first + (lane() >> 2);
-    if ((lane() & 3) == 0 && j <= i) {
-      at<float>(plan.gram)[i * 33 + j] = i == j ? sum + ridge : sum;
-    }
-  }
-
-  // Cholesky factor of gram in place by warp 0, diagonal entries inverted; dead columns (pivot
-  // below `least` of the diagonal, or zero) get an inverse of 0. Lane i holds row i.
-  template <int kMost>
-  __device__ __forceinline__ void factor_rows(float least) const {
-    float* gram = at<float>(plan.gram);
-    float row[kMost];
-    const bool mine = lane() < rank();
-#pragma unroll
-    for (int32_t j = 0; j < kMost; ++j) row[j] = mine && j <= lane() ? gram[lane() * 33 + j] : 0.0f;
-    float before = 0.0f;
-    bool exact = true;
-#pragma unroll
-    for (int32_t j = 0; j < kMost; ++j) before = lane() == j ? row[j] : before;
-#pragma unroll
-    for (int32_t j = 0; j < kMost; ++j) {
-      const float pivot = __shfl_sync(kAll, row[j], j);
-      const float diagonal = __shfl_sync(kAll, before, j);
-      const float inverse = pivot > least * diagonal && pivot > 0.0f ? rsqrtf(pivot) : 0.0f;
-      exact = exact && (16.0f * pivot >= diagonal || inverse == 0.0f);
-      row[j] = lane() == j ? inverse : row[j] * inverse;
-#pragma unroll
-      for (int32_t k = j + 1; k < kMost; ++k) {
-        row[k] = fmaf(-row[j], __shfl_sync(kAll, row[j], k), row[k]);
-      }
-    }
-#pragma unroll
-    for (int32_t j = 0; j < kMost; ++j) {
-      if (mine && j <= lane()) gram[lane() * 33 + j] = row[j];
-    }
-    if (lane() == 0) at<uint32_t>(kScalesAt)[3] = exact ? 1u : 0u;
-  }
-  __device__ __forceinline__ void factor(float least) const {
-    if (warp() == 0) {
-      if (rank() <= 4) {
-        factor_rows<4>(least);
-      } else if (rank() <= 8) {
-        factor_rows<8>(least);
-      } else {
-        factor_many(least);
-      }
-    }
-    sync_team();
-  }
-  // The same for any rank, column by column from what lies to the left.
-  __device__ __forceinline__ void factor_many(float least) const {
-    float* gram = at<float>(plan.gram);
-    float* row = gram + lane() * 33;
-    const bool mine = lane() < rank();
-    bool exact = true;
-#pragma unroll 1
-    for (int32_t j = 0; j < rank(); ++j) {
-      const float* other = gram + j * 33;
-      const float before = mine && lane() >= j ? row[j] : 0.0f;
-      float even = before;
-      float odd = 0.0f;
-      int32_t k = 0;
-#pragma unroll 2
-      for (; k + 1 < j; k += 2) {
-        even = fmaf(-row[k], other[k], even);
-        odd = fmaf(-row[k + 1], other[k + 1], odd);
-      }
-      if (k < j) even = fmaf(-row[k], other[k], even);
-      const float left = even + odd;
-      const float pivot = __shfl_sync(kAll, left, j);
-      const float diagonal = __shfl_sync(kAll, before, j);
-      const float inverse = pivot > least * diagonal && pivot > 0.0f ? rsqrtf(pivot) : 0.0f;
-      exact = exact && (16.0f * pivot >= diagonal || inverse == 0.0f);
-      if (mine && lane() >= j) row[j] = lane() == j ? inverse : left * inverse;
-      __syncwarp();
-    }
-    if (lane() == 0) at<uint32_t>(kScalesAt)[3] = exact ? 1u : 0u;
-  }
-  // Whether the last factor makes columns orthonormal as exactly as two would: each living one has
-  // at least 1/16 of its square outside the span of those before it.
-  __device__ __forceinline__ bool exact_factor() const { return at<uint32_t>(kScalesAt)[3] != 0; }
-
-  // Rows of `sides` times the inverse of the factor's transpose, in place. With `columns` they are
-  // the fit's: FP16 high and low parts as well.
-  __device__ __forceinline__ void forward_solve(bool columns) const {
-    if (thread() < 128) {
-      if (rank() <= 4) {
-        solve_few<4>(columns);
-      } else if (rank() <= 8) {
-        solve_few<8>(columns);
-      } else {
-        float* column = sides() + thread();
-        const float* gram = at<float>(plan.gram);
-#pragma unroll 1
-        for (int32_t j = 0; j < rank(); ++j) {
-          float sum = column[j * kStride];
-#pragma unroll 4
-          for (int32_t i = 0; i < j; ++i) sum = fmaf(-gram[j * 33 + i], column[i * kStride], sum);
-          put_column(j, sum * gram[j * 33 + j], columns);
-        }
-      }
-    }
-    sync_team();
-  }
-  __device__ __forceinline__ void put_column(int32_t j, float x, bool columns) const {
-    sides()[j * kStride + thread()] = x;
-    if (!columns) return;
-    const __half high = __float2half_rn(x);
-    column(j, 0)[thread()] = high;
-    column(j, kLowAt)[thread()] = __float2half_rn(x - __half2float(high));
-  }
-  template <int kMost>
-  __device__ __forceinline__ void solve_few(bool columns) const {
-    const float* column = sides() + thread();
-    const float* gram = at<float>(plan.gram);
-    float x[kMost];
-#pragma unroll
-    for (int32_t j = 0; j < kMost; ++j) {
-      if (j < rank()) {
-        float sum = column[j * kStride];
-#pragma unroll
-        for (int32_t i = 0; i < j; ++i) sum = fmaf(-gram[j * 33 + i], x[i], sum);
-        x[j] = sum * gram[j * 33 + j];
-        put_column(j, x[j], columns);
-      }
-    }
-  }
-  __device__ __forceinline__ void backward_solve() const {
-    float* column = sides() + thread();
-    const float* gram = at<float>(plan.gram);
-    if (thread() < 128) {
-#pragma unroll 1
-      for (int32_t j = rank() - 1; j >= 0; --j) {
-        float sum = column[j * kStride];
-#pragma unroll 4
-        for (int32_t i = j + 1; i < rank(); ++i) {
-          sum = fmaf(-gram[i * 33 + j], column[i * kStride], sum);
-        }
-        column[j * kStride] = sum * gram[j * 33 + j];
-      }
-    }
-    sync_team();
-  }
-
-  // sides [rank][128] = S columns per key: of high and low parts, or of what is stored times its
-  // scales.
-  __device__ __forceinline__ void key_sides(const State& s, bool stored) const {
-#pragma unroll 1
-    for (int32_t part = 0; part <= (stored ? 1 : 0); ++part) {
+    for (int32_t part = 0; part <= (lows ? 1 : 0); ++part) {
       if (part == 1) {  // with what the FP16 state lacks, which only its own keys still need
         store_matrix_lows(s);
         __syncwarp();
@@ -192,33 +31,12 @@ struct FoldFit : FoldProducts {
           const int32_t c = first + 2 * t() + i % 2;
           if (c < rank()) {
             float* to = sides() + c * kStride + operand_key(i / 2);
-            const float scale = stored ? at<float>(kValueScalesAt)[c] : 1.0f;
+            const float scale = stored ? factors[c] : 1.0f;
             *to = part == 0 ? d[i] * scale : fmaf(d[i], scale, *to);
           }
         }
       }
     }
-    sync_team();
-  }
-  // The FP16 key sides from `sides`, for `power`; or S columns.
-  __device__ __forceinline__ void project(bool given) const {
-    if (given) {
-#pragma unroll 1
-      for (int32_t c = warp(); c < side_count(); c += kWarps) {
-        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (c < rank()) x = reinterpret_cast<const float4*>(sides() + c * kStride)[lane()];
-        uint32_t* words = reinterpret_cast<uint32_t*>(column(c, kKeysAt)) + operand_word();
-        words[0] = pack_fp16(x.x, x.y), words[4] = pack_fp16(x.z, x.w);
-      }
-    } else {
-#pragma unroll 1
-      for (int32_t first = 0; first < rank(); first += 8) {
-        float d[4] = {};
-        times<true>(columns_from(first), d);
-        put_projection(first, d);
-      }
-    }
-    sync_team();
   }
 
   // Rounds `sides` to the compensators' types into the boundary state. Value sides: sides
@@ -284,7 +102,14 @@ struct FoldFit : FoldProducts {
       if (key) {
         step *= at<float>(kScalesAt)[0] * at<float>(kValueScalesAt)[c];
       } else {
-        if (lane() == 0) at<float>(kValueScalesAt)[c] = step;
+        const float square =
+            sum_of_warp(fmaf(in[3], in[3], fmaf(in[2], in[2], fmaf(in[1], in[1], in[0] * in[0]))));
+        if (lane() == 0) {
+          const float inverse = square > 0.0f ? rsqrtf(square) : 0.0f;
+          at<float>(kValueScalesAt)[c] = step;
+          at<float>(kInverseNormsAt)[c] = inverse;
+          at<float>(kLastFactorsAt)[c] = step > 0.0f ? inverse / step : 0.0f;
+        }
         reinterpret_cast<uint2*>(column(c, 0))[lane()] =
             make_uint2(pack_fp16(in[0], in[1]), pack_fp16(in[2], in[3]));
         reinterpret_cast<uint2*>(column(c, kLowAt))[lane()] = make_uint2(0, 0);
@@ -324,12 +149,47 @@ struct FoldFit : FoldProducts {
     sync_team();
   }
 
+  // S^T (S columns) of all columns, by way of the FP16 key sides unless those are `given`.
+  __device__ __forceinline__ void turn_columns(bool given) const {
+    if (!given) {
+#pragma unroll 1
+      for (int32_t first = 0; first < rank(); first += 8) {
+        float d[4] = {};
+        times<true>(columns_from(first), d);
+        put_projection(first, d);
+      }
+      sync_team();
+    }
+#pragma unroll 1
+    for (int32_t first = 0; first < rank(); first += 8) power(first, rank());
+    sync_team();
+  }
+
+  // What the fit does one after another; steps come again or are left out as the format and the
+  // columns want it.
+  enum Step : int32_t {
+    // Many weak columns: S^T (S V) would square their distance to the strong ones. So S V is made
+    // orthonormal first, which keeps the span of S^T (S V) of every first few columns.
+    kBasis,
+    kTurn,         // the columns become S^T (S V) and orthonormal
+    kCorrect,      // nearly orthonormal columns more exactly
+    kAgain,        // orthonormal once more, from the start
+    kOrder,        // columns by what they hold
+    kRoundValues,  // value sides to their types
+    kProducts,     // of those: what the key sides need by least squares, where they are near 1
+    kFactor,       // the same where they are not
+    kKeys,         // key sides
+    kRoundKeys,    // to their types
+    kEnd
+  };
+
   // Fits and stores the compensators; S becomes the residual. Written so that every piece of code
   // appears once: the kernel has to fit the instruction cache. The FP16 copy of S lies in shared
   // memory.
   __device__ __forceinline__ uint32_t fit(State* s, bool zero) const {
     const bool mixed = format.num_int8 + format.num_int4 > 0;
     bool cold = false;
+    int32_t rounds = 0;
     if (zero) {
       for (int32_t i = thread(); i < rank() * 128; i += kThreads) {
         sides()[i / 128 * kStride + (i & 127)] = 0.0f;
@@ -337,54 +197,72 @@ struct FoldFit : FoldProducts {
       sync_team();
     } else {
       cold = start_columns();
-      const int32_t rounds = cold ? 3 : format.fit_rounds;
-#pragma unroll 1
-      for (int32_t round = 0; round < rounds; ++round) {
-        // Many weak columns: S^T (S V) would square their distance to the strong ones. So S V is
-        // made orthonormal first, which keeps the span of S^T (S V) of every first few columns.
-        if (mixed) {
-          key_sides(*s, false);
-          make_gram(0.0f);
-          factor(1e-10f);
-          forward_solve(false);
-        }
-        project(mixed);
-#pragma unroll 1
-        for (int32_t first = 0; first < rank(); first += 8) power(first, rank());
-        sync_team();
-        const int32_t passes = cold || round + 1 == rounds ? 2 : 1;
-#pragma unroll 1
-        for (int32_t pass = 0; pass < passes; ++pass) {
-          make_gram(0.0f);
-          factor(1e-10f);
-          const bool enough = exact_factor();
-          forward_solve(true);
-          if (enough) break;
-        }
-      }
+      rounds = cold ? 3 : format.fit_rounds;
     }
     uint32_t flags = 0;
+    int32_t corrections = 0;
+    int32_t terms = -1;  // of the series for the key sides, or less than none: by the factor
+    int32_t step = zero ? kRoundValues : mixed ? kBasis : kTurn;
 #pragma unroll 1
-    for (int32_t stage = mixed && cold ? 0 : 1; stage < 4; ++stage) {
-      // 0: order of the columns. 1: value sides. 2: key sides by least squares. 3: key sides.
-      if (stage == 2) {
-        if (!mixed) continue;
-        make_gram(1e-7f);
-        factor(0.0f);
-        continue;
+    while (step != kEnd) {
+      FoldFit here = *this;
+      here.index = fresh_copy(index);  // addresses are worked out again: registers are short
+      const bool factored = mixed && terms < 0;  // for step kKeys
+      if (step == kTurn) here.turn_columns(mixed);
+      if (step == kBasis || step == kOrder || step == kKeys) {
+        here.key_sides(*s, step == kKeys, terms >= 0);
+        if (terms >= 0) here.settle_keys(terms);
+        sync_team();
       }
-      if (stage != 1) {
-        key_sides(*s, stage != 0);
-        if (stage == 0) {
-          sort_columns();
-          continue;
-        }
-        if (mixed) {
-          forward_solve(false);
-          backward_solve();
-        }
+      float measure = 0.0f;
+      if (step == kCorrect || step == kProducts) {
+        measure = here.products(step == kProducts ? Products::kStored : Products::kNear);
+        if (step == kCorrect && measure <= 0.05f) here.correct_columns();
       }
-      flags |= round_sides(stage == 3);
+      const bool orthonormal = step == kBasis || step == kTurn || step == kAgain;
+      if (orthonormal || step == kFactor) here.make_gram(step == kFactor ? 1e-7f : 0.0f);
+      if (orthonormal || step == kFactor || (step == kKeys && factored)) {
+        here.solve(step == kAgain    ? Solve::kAgain
+                   : step == kFactor ? Solve::kFactor
+                   : step == kKeys   ? Solve::kRows
+                                     : Solve::kFirst,
+                   step == kBasis  ? Solved::kKeySides
+                   : step == kKeys ? Solved::kSides
+                                   : Solved::kColumns);
+      }
+      if (step == kKeys && factored) here.backward_solve();
+      if (step == kOrder) here.sort_columns();
+      if (step == kRoundValues || step == kRoundKeys) flags |= here.round_sides(step == kRoundKeys);
+
+      bool turned = step == kAgain;  // the round is over
+      if (step == kTurn) {
+        turned = exact_factor() || (!cold && rounds > 1);
+        corrections = 0;
+      } else if (step == kCorrect) {
+        turned = measure <= 1e-3f || (++corrections == 4 && measure <= 0.05f);
+      }
+      if (turned) {
+        --rounds;
+        step = rounds > 0 ? (mixed ? kBasis : kTurn) : mixed && cold ? kOrder : kRoundValues;
+      } else if (step == kCorrect) {
+        if (measure > 0.05f) step = kAgain;
+      } else if (step == kRoundValues) {
+        step = mixed ? kProducts : kKeys;
+      } else if (step == kProducts) {
+        step = kFactor;
+        if (measure <= 0.36f) {  // the sum of squares bounds what a term leaves
+          step = kKeys;
+          terms = 0;
+          for (float left = measure; left > 1e-6f; left *= measure) ++terms;
+        }
+      } else {
+        step = step == kBasis    ? kTurn
+               : step == kTurn   ? kCorrect
+               : step == kOrder  ? kRoundValues
+               : step == kFactor ? kKeys
+               : step == kKeys   ? kRoundKeys
+                                 : kEnd;
+      }
     }
     add_rows<kColumnBytes, kKeysAt, 0>(s, kColumnsAt, side_count());
     return flags;

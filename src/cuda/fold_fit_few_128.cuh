@@ -9,25 +9,10 @@
 namespace leapquant::cuda::folding_128 {
 
 struct FoldFitFew : FoldFit {
-  __device__ __forceinline__ static float dot(const float4& a, const float4& b) {
-    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
-  }
-  __device__ __forceinline__ static float4 scaled(const float4& a, float by) {
-    return make_float4(a.x * by, a.y * by, a.z * by, a.w * by);
-  }
-  __device__ __forceinline__ static float4 less(const float4& a, const float4& b, float by) {
-    return make_float4(fmaf(-by, b.x, a.x), fmaf(-by, b.y, a.y), fmaf(-by, b.z, a.z),
-                       fmaf(-by, b.w, a.w));
-  }
-  // 1 / sqrt of what is left of a column's square, or 0 where nothing is.
-  __device__ __forceinline__ static float inverse_of(float left, float before) {
-    return left > 1e-10f * before && left > 0.0f ? rsqrtf(left) : 0.0f;
-  }
-
   // The warp's columns, made orthonormal in order by the Cholesky factor of their Gram matrix.
   // Returns whether that is exact enough as it is: where each living column has at least 1/16 of
   // its square outside the span of those before it.
-  __device__ __forceinline__ bool orthonormalise(float4 (&x)[4]) const {
+  __device__ __forceinline__ bool orthonormalise(float4 (&x)[4], bool again) const {
     float p[8] = {dot(x[0], x[0]), dot(x[1], x[0]), dot(x[1], x[1]), dot(x[2], x[0]),
                   dot(x[2], x[1]), dot(x[2], x[2]), dot(x[3], x[0]), dot(x[3], x[1])};
     const float sums = eight_sums(p);
@@ -36,19 +21,20 @@ struct FoldFitFew : FoldFit {
     float gram[8];
 #pragma unroll
     for (int32_t i = 0; i < 8; ++i) gram[i] = __shfl_sync(kAll, sums, 4 * i);
-    const float i0 = inverse_of(gram[0], gram[0]);
-    const float l10 = gram[1] * i0;
-    const float l20 = gram[3] * i0;
-    const float l30 = gram[6] * i0;
+    float s0, s1, s2, s3;
+    const float i0 = inverse_of(again, gram[0], gram[0], &s0);
+    const float l10 = gram[1] * s0;
+    const float l20 = gram[3] * s0;
+    const float l30 = gram[6] * s0;
     const float p1 = fmaf(-l10, l10, gram[2]);
-    const float i1 = inverse_of(p1, gram[2]);
-    const float l21 = fmaf(-l20, l10, gram[4]) * i1;
-    const float l31 = fmaf(-l30, l10, gram[7]) * i1;
+    const float i1 = inverse_of(again, p1, gram[2], &s1);
+    const float l21 = fmaf(-l20, l10, gram[4]) * s1;
+    const float l31 = fmaf(-l30, l10, gram[7]) * s1;
     const float p2 = fmaf(-l21, l21, fmaf(-l20, l20, gram[5]));
-    const float i2 = inverse_of(p2, gram[5]);
-    const float l32 = fmaf(-l31, l21, fmaf(-l30, l20, g32)) * i2;
+    const float i2 = inverse_of(again, p2, gram[5], &s2);
+    const float l32 = fmaf(-l31, l21, fmaf(-l30, l20, g32)) * s2;
     const float p3 = fmaf(-l32, l32, fmaf(-l31, l31, fmaf(-l30, l30, g33)));
-    const float i3 = inverse_of(p3, g33);
+    const float i3 = inverse_of(again, p3, g33, &s3);
     x[0] = scaled(x[0], i0);
     x[1] = scaled(less(x[1], x[0], l10), i1);
     x[2] = scaled(less(less(x[2], x[0], l20), x[1], l21), i2);
@@ -123,7 +109,7 @@ struct FoldFitFew : FoldFit {
         const int32_t passes = cold || last ? 2 : 1;
 #pragma unroll 1
         for (int32_t pass = 0; pass < passes; ++pass) {
-          if (orthonormalise(x)) break;
+          if (orthonormalise(x, pass == 1)) break;
         }
         put_columns(x, last, &saturated);
       } else if (round == 0) {

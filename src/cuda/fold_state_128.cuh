@@ -36,17 +36,20 @@ constexpr int32_t kStepRow = 20;     // floats: a step for each of the values 8 
 constexpr int32_t kInverseRow = 18;  // the same, pairs of floats
 
 // Shared memory of a block, in bytes from its start. First what has a fixed place.
-constexpr int32_t kFactorsAt = 0;                       // per key
-constexpr int32_t kStepsAt = 512;                       // [8][kStepRow]
-constexpr int32_t kInversesAt = 1152;                   // [8][kInverseRow] (factor of codes, step)
-constexpr int32_t kReductionsAt = 2304;                 // [8][8]
+constexpr int32_t kFactorsAt = 0;         // per key
+constexpr int32_t kStepsAt = 512;         // [8][kStepRow]
+constexpr int32_t kInverseNormsAt = 512;  // [32], in place of the steps while columns are fitted
+constexpr int32_t kLastFactorsAt = 640;   // [32], likewise
+constexpr int32_t kNearPartsAt = 768;     // [8], likewise
+constexpr int32_t kInversesAt = 1152;     // [8][kInverseRow] (factor of codes, step)
+constexpr int32_t kReductionsAt = 2304;   // [8][8]
 constexpr int32_t kMagnitudesAt = kReductionsAt + 256;  // [3][8]
 constexpr int32_t kRecordFactorsAt = 2656;              // [33]
 constexpr int32_t kAliveAt = 2800;                      // [32]
 constexpr int32_t kValueScalesAt = 2928;                // [32]
 constexpr int32_t kScalesAt = 3056;                     // scale, unscale, energy
 constexpr int32_t kColumnsAt = 3072;
-// Then, with places that a call's formats decide: the fit's columns and its Gram matrix [32][33];
+// Then, with places that a call's formats decide: the fit's columns and products of them;
 // what follows the codes in a boundary state; the codes, and the rows of the rebuild (records, then
 // compensators); vector decays. The FP16 copy of the state lies over codes and rows while neither
 // is there: after the rebuild, before the codec. With `turns` (few compensators) codes and rows
@@ -63,7 +66,7 @@ __host__ __device__ constexpr Plan plan_of(int32_t payload, int32_t tail, int32_
   Plan p{};
   p.turns = turns ? 1 : 0;
   p.gram = kColumnsAt + (rank + 7) / 8 * 8 * kColumnBytes;
-  p.tails = p.gram + (rank > 8 ? 32 : 8) * 33 * 4;
+  p.tails = p.gram + (rank > 8 ? 8 * 512 : 16 * 80);
   p.tail_bytes = (tail + 15) / 16 * 16;
   p.halves = p.tails + (1 + p.turns) * p.tail_bytes;
   int32_t rows = (records + rank + 7) / 8 * 8 * kRowBytes;
@@ -225,6 +228,7 @@ struct FoldState {
   // A lane's part of the records that its warp takes (every eighth), as they lie in the window.
   struct Records {
     uint2 key[4], u[4];
+    float decay;  // of record `lane`, in the last warp
   };
 
   // Rows of the rebuild with their decays as operands, scaled to FP16's good range; the keys'
@@ -392,10 +396,11 @@ struct FoldState {
                             : format.bits == 6 ? 0x64206420u
                                                : 0x64086408u;  // 1024 + what makes codes unsigned
     const float* steps = at<float>(kStepsAt) + kStepRow * g();
+    uint32_t words[4][4];
+    load_codes(words);
 #pragma unroll
     for (int32_t vb = 0; vb < 4; ++vb) {
-      uint32_t word[4];
-      load_codes(vb, word);
+      const uint32_t (&word)[4] = words[vb];
       const float4 step = *reinterpret_cast<const float4*>(steps + 4 * vb);
 #pragma unroll
       for (int32_t j = 0; j < 2; ++j) {
@@ -418,46 +423,64 @@ struct FoldState {
     add_rows<kRowBytes, 0, kRowValuesAt>(s, rows_at(), rows);
   }
 
-  // word[p], bytes 0 .. 3: the codes of the lane's keys, value 32 vb + 8 p + g, plus the offset
+  // word[vb][p], bytes 0 .. 3: the codes of the lane's keys, value 32 vb + 8 p + g, plus the offset
   // that makes them unsigned.
-  __device__ __forceinline__ void load_codes(int32_t vb, uint32_t (&word)[4]) const {
+  __device__ __forceinline__ void load_codes(uint32_t (&word)[4][4]) const {
     const int32_t kb = warp();
     if (format.bits == 8) {
-      const uint4 w = reinterpret_cast<const uint4*>(codes())[(vb * 8 + kb) * 32 + lane()];
-      word[0] = w.x ^ 0x80808080u, word[1] = w.y ^ 0x80808080u;
-      word[2] = w.z ^ 0x80808080u, word[3] = w.w ^ 0x80808080u;
+#pragma unroll
+      for (int32_t vb = 0; vb < 4; ++vb) {
+        const uint4 w = reinterpret_cast<const uint4*>(codes())[(vb * 8 + kb) * 32 + lane()];
+        word[vb][0] = w.x ^ 0x80808080u, word[vb][1] = w.y ^ 0x80808080u;
+        word[vb][2] = w.z ^ 0x80808080u, word[vb][3] = w.w ^ 0x80808080u;
+      }
       return;
     }
-    const uint2 w = reinterpret_cast<const uint2*>(
-        codes())[((vb * 4 + (kb >> 1)) * 32 + lane()) * 2 + (kb & 1)];
-    word[0] = w.x & 0x0f0f0f0fu, word[1] = (w.x >> 4) & 0x0f0f0f0fu;
-    word[2] = w.y & 0x0f0f0f0fu, word[3] = (w.y >> 4) & 0x0f0f0f0fu;
-    if (format.bits == 6) {
+#pragma unroll
+    for (int32_t vb = 0; vb < 4; ++vb) {
+      const uint2 w = reinterpret_cast<const uint2*>(
+          codes())[((vb * 4 + (kb >> 1)) * 32 + lane()) * 2 + (kb & 1)];
+      word[vb][0] = w.x & 0x0f0f0f0fu, word[vb][1] = (w.x >> 4) & 0x0f0f0f0fu;
+      word[vb][2] = w.y & 0x0f0f0f0fu, word[vb][3] = (w.y >> 4) & 0x0f0f0f0fu;
+    }
+    if (format.bits == 4) return;
+#pragma unroll
+    for (int32_t vb = 0; vb < 4; ++vb) {
       const uint32_t h = reinterpret_cast<const uint32_t*>(
           codes() + 8192)[((vb * 2 + (kb >> 2)) * 32 + lane()) * 4 + (kb & 3)];
-      word[0] |= (h << 4) & 0x30303030u, word[1] |= (h << 2) & 0x30303030u;
-      word[2] |= h & 0x30303030u, word[3] |= (h >> 2) & 0x30303030u;
+      word[vb][0] |= (h << 4) & 0x30303030u, word[vb][1] |= (h << 2) & 0x30303030u;
+      word[vb][2] |= h & 0x30303030u, word[vb][3] |= (h >> 2) & 0x30303030u;
     }
   }
 
-  // word[p], bytes 0 .. 3: the two's complement codes of the lane's keys, value 32 vb + 8 p + g.
-  __device__ __forceinline__ void store_codes(int32_t vb, const uint32_t (&word)[4]) const {
+  // word[vb][p], bytes 0 .. 3: the two's complement codes of the lane's keys, value 32 vb + 8 p +
+  // g.
+  __device__ __forceinline__ void store_codes(const uint32_t (&word)[4][4]) const {
     const int32_t kb = warp();
     if (format.bits == 8) {
-      reinterpret_cast<uint4*>(codes())[(vb * 8 + kb) * 32 + lane()] =
-          make_uint4(word[0], word[1], word[2], word[3]);
+#pragma unroll
+      for (int32_t vb = 0; vb < 4; ++vb) {
+        reinterpret_cast<uint4*>(codes())[(vb * 8 + kb) * 32 + lane()] =
+            make_uint4(word[vb][0], word[vb][1], word[vb][2], word[vb][3]);
+      }
       return;
     }
     // code + 32 or code + 8: low four bits
     const uint32_t flip = format.bits == 6 ? 0u : 0x08080808u;
-    reinterpret_cast<uint2*>(codes())[((vb * 4 + (kb >> 1)) * 32 + lane()) * 2 + (kb & 1)] =
-        make_uint2(((word[0] ^ flip) & 0x0f0f0f0fu) | ((word[1] ^ flip) & 0x0f0f0f0fu) << 4,
-                   ((word[2] ^ flip) & 0x0f0f0f0fu) | ((word[3] ^ flip) & 0x0f0f0f0fu) << 4);
-    if (format.bits == 6) {
+#pragma unroll
+    for (int32_t vb = 0; vb < 4; ++vb) {
+      reinterpret_cast<uint2*>(codes())[((vb * 4 + (kb >> 1)) * 32 + lane()) * 2 + (kb & 1)] =
+          make_uint2(
+              ((word[vb][0] ^ flip) & 0x0f0f0f0fu) | ((word[vb][1] ^ flip) & 0x0f0f0f0fu) << 4,
+              ((word[vb][2] ^ flip) & 0x0f0f0f0fu) | ((word[vb][3] ^ flip) & 0x0f0f0f0fu) << 4);
+    }
+    if (format.bits == 4) return;
+#pragma unroll
+    for (int32_t vb = 0; vb < 4; ++vb) {
       uint32_t high = 0;
 #pragma unroll
       for (int32_t p = 0; p < 4; ++p) {
-        high |= (((word[p] >> 4) & 0x03030303u) ^ 0x02020202u) << (2 * p);
+        high |= (((word[vb][p] >> 4) & 0x03030303u) ^ 0x02020202u) << (2 * p);
       }
       reinterpret_cast<uint32_t*>(codes() +
                                   8192)[((vb * 2 + (kb >> 2)) * 32 + lane()) * 4 + (kb & 3)] = high;

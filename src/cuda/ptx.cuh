@@ -516,6 +516,12 @@ __device__ __forceinline__ float select_float(bool condition, float a, float b) 
   return result;
 }
 
+// 1 / sqrt(x) to 2^-22; x a normal number above 0.
+__device__ __forceinline__ float rsqrt_fast(float x) {
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 __device__ __forceinline__ float exp2_fast(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
