@@ -214,12 +214,17 @@ __device__ __forceinline__ bool any_not_finite(const Call128& call, int64_t sequ
     const int32_t shift = type == LEAPQUANT_FP32 ? 5 : 4;  // 16-byte pieces of a row
     const int32_t keys = call.k_heads << shift;
     const int32_t values = call.v_heads << shift;
-#pragma unroll kUnroll
-    for (int32_t i = thread; i < values; i += threads) {
-      const uint4 x = __ldg(v + i);
-      uint4 y = {}, z = {};
-      if (i < keys) y = __ldg(q + i), z = __ldg(k + i);
-      seen |= seen_in(test, x) | seen_in(test, y) | seen_in(test, z);
+#pragma unroll 1
+    for (int32_t first = thread; first < values; first += kUnroll * threads) {
+      uint4 x[3][kUnroll];  // past the end the last again: no load waits for a comparison
+#pragma unroll
+      for (int32_t u = 0; u < kUnroll; ++u) {
+        const int32_t i = min(first + u * threads, values - 1);
+        const int32_t j = min(i, keys - 1);
+        x[0][u] = __ldg(v + i), x[1][u] = __ldg(q + j), x[2][u] = __ldg(k + j);
+      }
+#pragma unroll
+      for (int32_t u = 0; u < 3 * kUnroll; ++u) seen |= seen_in(test, x[u / kUnroll][u % kUnroll]);
     }
     return seen != 0;
   }
