@@ -19,9 +19,8 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   // Everything of the next head is on its way as soon as this head has read what it takes the place
   // of; else, together, when all of it is read.
   static constexpr bool kStreams = kPlain && kPairs == 1;
-  static constexpr bool kDrafts = drafts_together(kVector, kPairs, kPlain, kMany) > 1;
   static constexpr int32_t kThreads = 64 * kPairs;
-  static constexpr int32_t kInputArrivals = !kStreams ? 1 : kDrafts ? kThreads + 1 : 33;
+  static constexpr int32_t kInputArrivals = kStreams ? 33 : 1;  // one thread and one warp
   const Call128& call;
   char* shared;
   bool reads_codes;  // the warp's part

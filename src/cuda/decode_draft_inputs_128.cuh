@@ -29,42 +29,42 @@ struct DraftInputs : Head<false, 1, true, true> {
                                                const HeadFormat128& format) const {
     const uint32_t to = shared_address(shared + plan.inputs);
     const uint32_t barrier = barrier_of(2);
-    if (threadIdx.x == 0) {
-      const uint32_t bytes = format.fp16_scale ? 256u : 512u;
-      barrier_expect(barrier, bytes);
-      bulk_copy(to + kDraftScalesAt, boundary_at(rows, v_head) + format.value_scale, bytes,
-                barrier);
-    }
     const int32_t count = min(kTogether, tokens - t);
-    const uint32_t part = threadIdx.x >> 4;
-    const uint32_t piece = 16u * (threadIdx.x & 15u);
-    const int32_t k_head = quotient<true>(v_head, call.group);
-    if (part < 3) {
-      const char* from = part == 0   ? at(rows.q, call.q, t, k_head, piece)
-                         : part == 1 ? at(rows.k, call.k, t, k_head, piece)
-                                     : at(rows.v, call.v, t, v_head, piece);
-      const uint32_t stride = static_cast<uint32_t>(part == 0   ? call.q.token_stride
-                                                    : part == 1 ? call.k.token_stride
-                                                                : call.v.token_stride);
+    if (threadIdx.x == 0) {
+      const uint32_t scales = format.fp16_scale ? 256u : 512u;
+      const int32_t k_head = quotient<true>(v_head, call.group);
+      barrier_expect(barrier, scales + kDraftInputBytes * static_cast<uint32_t>(count));
+      bulk_copy(to + kDraftScalesAt, boundary_at(rows, v_head) + format.value_scale, scales,
+                barrier);
+      const char* q = at(rows.q, call.q, t, k_head);
+      const char* k = at(rows.k, call.k, t, k_head);
+      const char* v = at(rows.v, call.v, t, v_head);
 #pragma unroll 1
-      for (int32_t i = 0; i < count; ++i, from += stride) {
-        copy_16_async(to + kDraftInputBytes * static_cast<uint32_t>(i) + 256u * part + piece, from);
-      }
-    } else {
-      const int32_t i = static_cast<int32_t>(threadIdx.x) & 7;
-      const uint32_t scalar = 4u * static_cast<uint32_t>(v_head);
-      const uint32_t place_of_scalars = to + kDraftScalarsAt + 8u * static_cast<uint32_t>(i);
-      if (i < count && threadIdx.x < 56 && call.beta.data != nullptr) {
-        copy_4_async(place_of_scalars, at(rows.beta, call.beta, t + i, 0, scalar));
-      }
-      if (i < count && threadIdx.x >= 56 && call.log_decay.data != nullptr) {
-        copy_4_async(place_of_scalars + 4, at(rows.g, call.log_decay, t + i, 0, scalar));
+      for (int32_t i = 0; i < count; ++i) {
+        const uint32_t row = to + kDraftInputBytes * static_cast<uint32_t>(i);
+        bulk_copy(row, q, 256, barrier);
+        bulk_copy(row + 256, k, 256, barrier);
+        bulk_copy(row + 512, v, 256, barrier);
+        q += static_cast<uint32_t>(call.q.token_stride);
+        k += static_cast<uint32_t>(call.k.token_stride);
+        v += static_cast<uint32_t>(call.v.token_stride);
       }
     }
-    if (call.stored_decay != 0 && t == 0 && static_cast<int32_t>(threadIdx.x) < n) {
-      const int32_t ring = ring_after(rows.ring, static_cast<int32_t>(threadIdx.x) - n);
-      copy_4_async(to + kDraftDecaysAt + 4u * threadIdx.x,
-                   rows.window + (decays_at(v_head) + 4u * ring));
+    if (threadIdx.x < 32) return;
+    // Numbers, too small for bulk copies: the second warp.
+    const int32_t i = lane & 3;
+    const uint32_t scalar = 4u * static_cast<uint32_t>(v_head);
+    const uint32_t numbers = to + kDraftScalarsAt + 8u * static_cast<uint32_t>(i);
+    if (lane < 4 && i < count && call.beta.data != nullptr) {
+      copy_4_async(numbers, at(rows.beta, call.beta, t + i, 0, scalar));
+    }
+    if (lane >= 4 && lane < 8 && i < count && call.log_decay.data != nullptr) {
+      copy_4_async(numbers + 4, at(rows.g, call.log_decay, t + i, 0, scalar));
+    }
+    if (call.stored_decay != 0 && t == 0 && lane < n) {
+      const int32_t ring = ring_after(rows.ring, lane - n);
+      copy_4_async(to + kDraftDecaysAt + 4u * static_cast<uint32_t>(lane),
+                   rows.window + (decays_at(v_head) + 4u * static_cast<uint32_t>(ring)));
     }
     barrier_arrive_copies(barrier);
   }

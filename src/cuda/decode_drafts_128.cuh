@@ -317,17 +317,17 @@ struct DraftHead : DraftInputs {
       units(lane)[kRowQuery] = units(lane)[kOwnQuery] * back;
     }
     __syncwarp();
-    // As operands of the second product: pairs of neighbouring rows, high and low parts.
+    // As operands of the second product (pack_weights): a lane has one of eight columns.
     float* column = weights() + (2 * (lane & 3) + ((lane >> 2) & 1)) * weight_stride();
+    const int32_t t = lane >> 3;
     const int32_t tiles = tiles_of(all);
     const int32_t packed = mixed ? plan.rows : tiles;
 #pragma unroll 1
-    for (int32_t i = 2 * (lane >> 3); i < packed; i += 8) {
-      float2* pair_of_rows = reinterpret_cast<float2*>(column + i);
-      const bool none = i >= tiles && i < int8_from;  // rows that no record has today
-      uint32_t high, low;
-      split(none ? 0.0f : pair_of_rows->x * top, none ? 0.0f : pair_of_rows->y * top, &high, &low);
-      *pair_of_rows = make_float2(__uint_as_float(high), __uint_as_float(low));
+    for (int32_t first = 0; first < packed; first += 16) {
+      const bool none = first >= tiles && first < int8_from;  // rows that no record has today
+      const uint4 x = none ? uint4{} : Products::packed_tile(column + first, t, top);
+      __syncwarp();
+      reinterpret_cast<uint4*>(column + first)[t] = x;
     }
   }
 
@@ -408,8 +408,8 @@ struct DraftHead : DraftInputs {
   // The tile of rows that the tokens add theirs to, as this lane reads it.
   struct Tile {
     const uint4* rows[4];
-    uint2 even, odd;  // weights of all tokens
-    bool wide;        // more than eight rows
+    uint4 weights;   // of all tokens
+    bool any, wide;  // rows; more than eight
   };
   // Rows `first` .. of `end` that the last token reads. Those that tokens add are zeros until then.
   __device__ __forceinline__ Tile open_tile(int32_t first, int32_t had, int32_t end, int32_t n,
@@ -428,10 +428,12 @@ struct DraftHead : DraftInputs {
       tile.rows[i] =
           reinterpret_cast<const uint4*>(values_of(format)(max(min(row, end - 1), 0))) + chunk;
     }
-    const uint32_t* w = column_of_weights() + first + 2 * t;
-    tile.even = *reinterpret_cast<const uint2*>(w);
-    tile.odd = *reinterpret_cast<const uint2*>(w + 8);
+    tile.any = end > first;
     tile.wide = end - first > 8;
+    tile.weights = uint4{};
+    if (tile.any) {
+      tile.weights = *reinterpret_cast<const uint4*>(column_of_weights() + first + 4 * t);
+    }
     return tile;
   }
   // acc = before + the tile's value sides times weights, in the order of value_sums.
@@ -440,7 +442,7 @@ struct DraftHead : DraftInputs {
     uint32_t x[4][4] = {};
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
-      if (i < 2 || tile.wide) {
+      if (i < 2 ? tile.any : tile.wide) {
         const uint4 row = *tile.rows[i];
         x[i][0] = row.x, x[i][1] = row.y, x[i][2] = row.z, x[i][3] = row.w;
       }
@@ -453,8 +455,8 @@ struct DraftHead : DraftInputs {
       const uint32_t a1 = __byte_perm(x[0][2 + k], x[1][2 + k], pick);
       const uint32_t a2 = __byte_perm(x[2][k], x[3][k], pick);
       const uint32_t a3 = __byte_perm(x[2][2 + k], x[3][2 + k], pick);
-      mma_fp16_from(acc[j], a0, a1, a2, a3, tile.even.x, tile.odd.x, before[j]);
-      mma_fp16(acc[j], a0, a1, a2, a3, tile.even.y, tile.odd.y);
+      mma_fp16_from(acc[j], a0, a1, a2, a3, tile.weights.x, tile.weights.y, before[j]);
+      mma_fp16(acc[j], a0, a1, a2, a3, tile.weights.z, tile.weights.w);
     }
   }
 
@@ -487,12 +489,7 @@ struct DraftHead : DraftInputs {
 #pragma unroll 1
     for (int32_t i = 0; i < count; ++i) {
       float acc[4][4];
-      if (stable < had + i) {
-        add_tile(tile, before, acc);
-      } else {
-#pragma unroll
-        for (int32_t j = 0; j < 16; ++j) acc[j / 4][j % 4] = before[j / 4][j % 4];
-      }
+      add_tile(tile, before, acc);  // rows that are not there yet have weights of zero
       if (stable + 16 < had + i) add_values(stable + 16, had + i, format, chunk, acc);
       if (mixed) {
 #pragma unroll 1

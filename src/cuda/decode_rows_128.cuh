@@ -76,17 +76,28 @@ struct RowProducts {
     return __float_as_uint(fmaxf(fmaxf(fabsf(s[0]), fabsf(s[1])), fmaxf(fabsf(s[2]), fabsf(s[3]))));
   }
 
-  // Weights of `rows` rows (a multiple of 16) as operands: pairs of neighbouring rows, high and low
-  // parts in one place, over the weights themselves.
+  // Weights of `rows` rows (a multiple of 16) as operands, over the weights themselves: words 4t ..
+  // of each sixteen are rows 2t, 2t + 1 and 2t + 8, 2t + 9 as high parts, then as low parts.
   __device__ __forceinline__ void pack_weights(int32_t rows, float scale) const {
+    const int32_t half = rows / 4;  // fours of words of one vector
 #pragma unroll 1
-    for (int32_t i = lane; i < rows; i += 32) {  // a pair of rows of one vector
-      const bool second = 2 * i >= rows;
-      float2* at = reinterpret_cast<float2*>(weights() + (second ? plan.rows - rows : 0)) + i;
-      uint32_t high, low;
-      split(at->x * scale, at->y * scale, &high, &low);
-      *at = make_float2(__uint_as_float(high), __uint_as_float(low));
+    for (int32_t from = 0; from < 2 * half; from += 32) {
+      const int32_t i = from + lane;
+      const int32_t place = i < half ? i : i - half;
+      float* tile = weights() + (i < half ? 0 : plan.rows) + 16 * (place >> 2);
+      uint4 packed = {};
+      if (i < 2 * half) packed = packed_tile(tile, place & 3, scale);
+      __syncwarp();
+      if (i < 2 * half) reinterpret_cast<uint4*>(tile)[place & 3] = packed;
     }
+  }
+  __device__ __forceinline__ static uint4 packed_tile(const float* tile, int32_t t, float scale) {
+    const float2 lower = *reinterpret_cast<const float2*>(tile + 2 * t);
+    const float2 upper = *reinterpret_cast<const float2*>(tile + 2 * t + 8);
+    uint4 packed;
+    split(lower.x * scale, lower.y * scale, &packed.x, &packed.z);
+    split(upper.x * scale, upper.y * scale, &packed.y, &packed.w);
+    return packed;
   }
 
   // Adds what the value sides of rows first .. first + 15 give times the weights from `from` on, to
@@ -97,9 +108,7 @@ struct RowProducts {
                                              int32_t from, int32_t chunk, float (&acc)[4][4],
                                              const uint32_t* column) const {
     const int32_t t = lane & 3;
-    const uint32_t* w = column + from + 2 * t;
-    const uint2 even = *reinterpret_cast<const uint2*>(w);
-    const uint2 odd = *reinterpret_cast<const uint2*>(w + 8);
+    const uint4 w = *reinterpret_cast<const uint4*>(column + from + 4 * t);
     const auto load = [&](int32_t i, uint32_t (&x)[4]) {
       load_group<kKind, 8>(row_at(min(first + i, count - 1)), chunk, x);
     };
@@ -120,8 +129,8 @@ struct RowProducts {
       const uint32_t a1 = __byte_perm(x0[2 + k], x1[2 + k], pick);
       const uint32_t a2 = __byte_perm(x2[k], x3[k], pick);
       const uint32_t a3 = __byte_perm(x2[2 + k], x3[2 + k], pick);
-      mma_fp16(acc[j], a0, a1, a2, a3, even.x, odd.x);
-      mma_fp16(acc[j], a0, a1, a2, a3, even.y, odd.y);
+      mma_fp16(acc[j], a0, a1, a2, a3, w.x, w.y);
+      mma_fp16(acc[j], a0, a1, a2, a3, w.z, w.w);
     }
   }
 
