@@ -14,7 +14,9 @@
 namespace leapquant::cuda {
 namespace {
 
-constexpr int32_t kSlices = 8;  // blocks that share a sequence of a decode; prefill: 16 times
+// Blocks that share a sequence of a decode; in a prefill 16 times as many, of few sequences 32.
+constexpr int32_t kSlices = 8;
+constexpr int32_t kFewSequences = 8;
 
 __global__ void __launch_bounds__(kBlockThreads)
     check_sequences_kernel(const __grid_constant__ Call call, int32_t call_tokens) {
@@ -248,14 +250,14 @@ cudaError_t launch_prefill_input_checks(const Call& call, bool beside, cudaStrea
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
-  constexpr int32_t kPrefillSlices = 16 * kSlices;
+  const int32_t slices = (call.batch <= kFewSequences ? 32 : 16) * kSlices;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks_for(int64_t{call.batch} * kPrefillSlices));
+  config.gridDim = dim3(blocks_for(int64_t{call.batch} * slices));
   config.blockDim = dim3(kBlockThreads);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = beside ? 1 : 0;
-  return cudaLaunchKernelEx(&config, check_inputs_kernel, call, -1, kPrefillSlices, beside);
+  return cudaLaunchKernelEx(&config, check_inputs_kernel, call, -1, slices, beside);
 }
 
 cudaError_t launch_checks(const Call& call, int32_t tokens, cudaStream_t stream) {

@@ -15,13 +15,15 @@ struct TeamPlace {
   int32_t warp, lane, barrier;
 };
 
-// Copies kVectorTokens rows of `pieces` x 16 bytes by the team; past row `last` that one again.
+// Copies kVectorTokens rows of `pieces` x 16 bytes by the team's threads from `first` on; past row
+// `last` that one again.
 __device__ __forceinline__ void load_team_rows(const Rows& rows, const char* source, int32_t last,
-                                               int32_t pieces, const TeamPlace& team, char* to,
-                                               int32_t pitch) {
+                                               int32_t pieces, const TeamPlace& team, int32_t first,
+                                               char* to, int32_t pitch) {
   const bool aligned = rows_aligned(rows);
 #pragma unroll 1
-  for (int32_t e = 32 * team.warp + team.lane; e < kVectorTokens * pieces; e += 128) {
+  for (int32_t e = 32 * team.warp + team.lane - first; e < kVectorTokens * pieces;
+       e += 128 - first) {
     const int32_t row = e / pieces;
     const int32_t at = 16 * (e - row * pieces);
     const char* from = source + min(row, last) * rows.token + at;
@@ -44,51 +46,59 @@ __device__ __noinline__ inline float4 gates_of(const Inputs& in, float4 x, int32
                      gate_of(in, x.z, v_head, bias + 2), gate_of(in, x.w, v_head, bias + 3));
 }
 
-// Log decays of the chunk, zero past the last token: a warp has four tokens, a lane four channels.
+// Log decays of half a chunk, tokens from `first` on, zero past the last; a lane has four channels.
 __device__ __forceinline__ void load_gates(const Call& call, const ChunkPlace& at, int64_t token,
-                                           int32_t count, const TeamPlace& team,
+                                           int32_t count, int32_t first, int32_t lane,
                                            VectorScratch* scratch) {
+  constexpr int32_t kHalf = kVectorTokens / 2;
   const Rows& rows = call.inputs.log_decay;
-  const bool words = rows_aligned(rows);
-  uint4 raw[4] = {};
+  const auto row = [&](int32_t i) {
+    return row_of(rows, 0, token + min(first + i, count - 1), 0, at.v_head);
+  };
+  const auto gates = [&](int32_t i) -> float4& {
+    return reinterpret_cast<float4*>(scratch->gates[first + i])[lane];
+  };
+  if (!rows_aligned(rows)) {
+#pragma unroll 1
+    for (int32_t i = 0; i < kHalf; ++i) {
+      const char* from = row(i);
+      gates(i) = make_float4(
+          load_number(from, rows.type, 4 * lane), load_number(from, rows.type, 4 * lane + 1),
+          load_number(from, rows.type, 4 * lane + 2), load_number(from, rows.type, 4 * lane + 3));
+    }
+  } else if (rows.type == LEAPQUANT_FP32) {
+    float4 x[kHalf];
 #pragma unroll
-  for (int32_t n = 0; n < 4; ++n) {
-    const int32_t i = min(4 * team.warp + n, count - 1);
-    const char* row = row_of(rows, 0, token + i, 0, at.v_head);
-    if (!words) continue;
-    if (rows.type == LEAPQUANT_FP32) {
-      raw[n] = __ldg(reinterpret_cast<const uint4*>(row) + team.lane);
-    } else {
-      const uint2 half = __ldg(reinterpret_cast<const uint2*>(row) + team.lane);
-      raw[n].x = half.x;
-      raw[n].y = half.y;
+    for (int32_t i = 0; i < kHalf; ++i)
+      x[i] = __ldg(reinterpret_cast<const float4*>(row(i)) + lane);
+#pragma unroll
+    for (int32_t i = 0; i < kHalf; ++i) gates(i) = x[i];
+  } else {
+    uint2 x[kHalf];
+#pragma unroll
+    for (int32_t i = 0; i < kHalf; ++i) x[i] = __ldg(reinterpret_cast<const uint2*>(row(i)) + lane);
+    const bool bf16 = rows.type == LEAPQUANT_BF16;
+    const auto low = [&](uint32_t word) {
+      return bf16 ? __uint_as_float(word << 16) : fp16_value(static_cast<uint16_t>(word));
+    };
+    const auto high = [&](uint32_t word) {
+      return bf16 ? __uint_as_float(word & 0xffff0000u)
+                  : fp16_value(static_cast<uint16_t>(word >> 16));
+    };
+#pragma unroll
+    for (int32_t i = 0; i < kHalf; ++i) {
+      gates(i) = make_float4(low(x[i].x), high(x[i].x), low(x[i].y), high(x[i].y));
     }
   }
-#pragma unroll
-  for (int32_t n = 0; n < 4; ++n) {
-    const int32_t i = 4 * team.warp + n;
-    float4 x = make_float4(__uint_as_float(raw[n].x), __uint_as_float(raw[n].y),
-                           __uint_as_float(raw[n].z), __uint_as_float(raw[n].w));
-    if (!words) {
-      const char* row = row_of(rows, 0, token + min(i, count - 1), 0, at.v_head);
-      x = make_float4(load_number(row, rows.type, 4 * team.lane),
-                      load_number(row, rows.type, 4 * team.lane + 1),
-                      load_number(row, rows.type, 4 * team.lane + 2),
-                      load_number(row, rows.type, 4 * team.lane + 3));
-    } else if (rows.type == LEAPQUANT_BF16) {
-      x = make_float4(__uint_as_float(raw[n].x << 16), __uint_as_float(raw[n].x & 0xffff0000u),
-                      __uint_as_float(raw[n].y << 16), __uint_as_float(raw[n].y & 0xffff0000u));
-    } else if (rows.type == LEAPQUANT_FP16) {
-      x = make_float4(fp16_value(static_cast<uint16_t>(raw[n].x)),
-                      fp16_value(static_cast<uint16_t>(raw[n].x >> 16)),
-                      fp16_value(static_cast<uint16_t>(raw[n].y)),
-                      fp16_value(static_cast<uint16_t>(raw[n].y >> 16)));
+  if (call.inputs.gate != LEAPQUANT_GATE_READY) {
+#pragma unroll 1
+    for (int32_t i = 0; i < kHalf; ++i) {
+      gates(i) = gates_of(call.inputs, gates(i), at.v_head, int64_t{at.v_head} * kDim + 4 * lane);
     }
-    if (call.inputs.gate != LEAPQUANT_GATE_READY) {
-      x = gates_of(call.inputs, x, at.v_head, int64_t{at.v_head} * kDim + 4 * team.lane);
-    }
-    if (i >= count) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    reinterpret_cast<float4*>(scratch->gates[i])[team.lane] = x;
+  }
+#pragma unroll 1
+  for (int32_t i = max(count - first, 0); i < kHalf; ++i) {
+    gates(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 }
 
@@ -343,12 +353,15 @@ __device__ __forceinline__ void prepare_vector_chunk(
   const int32_t lane = team.lane;
   const int32_t k_head = at.v_head / call.group;
   const int64_t token = at.token + first;
-  load_team_rows(in.k, row_of(in.k, 0, token, 0, k_head), count - 1, kDim / 8, team,
-                 scratch->keys[0], kRawPitch);
-  load_team_rows(in.q, row_of(in.q, 0, token, 0, k_head), count - 1, kDim / 8, team,
-                 scratch->queries[0], kRawPitch);
-  load_gates(call, at, token, count, team, scratch);
-  wait_for_copies();
+  // Two warps load: while the others finish the chunk before, they have nothing else to do.
+  if (team.warp >= 2) {
+    load_team_rows(in.k, row_of(in.k, 0, token, 0, k_head), count - 1, kDim / 8, team, 64,
+                   scratch->keys[0], kRawPitch);
+    load_team_rows(in.q, row_of(in.q, 0, token, 0, k_head), count - 1, kDim / 8, team, 64,
+                   scratch->queries[0], kRawPitch);
+    load_gates(call, at, token, count, (team.warp - 2) * (kVectorTokens / 2), lane, scratch);
+    wait_for_copies();
+  }
   team_barrier(team.barrier);
   // The lane's channels: how far both halves decay.
   const int32_t pair = 32 * (team.warp & 1) + lane;
@@ -365,7 +378,7 @@ __device__ __forceinline__ void prepare_vector_chunk(
   const bool by_pairs = team_any(team.barrier, !(most >= -kMostDecay));
   wait_for_place();
   load_team_rows(in.v, row_of(in.v, 0, token, 0, at.v_head) + 2 * at.first_column, count - 1,
-                 kColumns / 8, team, chunk->values[0], VectorChunk<kColumns>::kValuePitch);
+                 kColumns / 8, team, 0, chunk->values[0], VectorChunk<kColumns>::kValuePitch);
   const float2 none = make_float2(0.0f, 0.0f);
   if (team.warp < 2) {
     make_rows(pair, by_pairs ? none : make_float2(-early.x, -early.y), scratch, chunk);
