@@ -161,7 +161,7 @@ def main():
         table(general),
         "## Prefill",
         table(prefill, PREFILL),
-        "## Parts (warps a head, from run 7 on pairs of warps / blocks a multiprocessor)",
+        "## Parts (pairs of warps a head / blocks a multiprocessor or in all)",
         table(analysis, PARTS),
         "## Peers: decode with FP32 states, and prefill",
         table(peers),
