@@ -290,22 +290,15 @@ __device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t se
       if (h < call.v_heads) beta = beta_at(h), decay = decay_at(h);
     }
     if (kVector && kPlain && call.log_decay.type == LEAPQUANT_BF16) {
-      const int32_t pieces = call.v_heads * 16;
-#pragma unroll 1
-      for (int32_t first = thread; first < pieces; first += kUnroll * threads) {
-        uint4 x[kUnroll];  // past the end the last again: no load waits for a comparison
-#pragma unroll
-        for (int32_t u = 0; u < kUnroll; ++u) {
-          const int32_t i = min(first + u * threads, pieces - 1);
-          const char* row = row_of(call.log_decay, sequence, t, i >> 4);
-          x[u] = __ldg(reinterpret_cast<const uint4*>(row) + (i & 15));
-        }
-#pragma unroll
-        for (int32_t u = 0; u < kUnroll; ++u) {
-          faults |= decays_not_in_order(x[u].x) | decays_not_in_order(x[u].y) |
-                    decays_not_in_order(x[u].z) | decays_not_in_order(x[u].w);
-        }
+      uint32_t faulty = 0;
+#pragma unroll kUnroll
+      for (int32_t i = thread; i < call.v_heads * 16; i += threads) {
+        const uint4 x = __ldg(
+            reinterpret_cast<const uint4*>(row_of(call.log_decay, sequence, t, i >> 4)) + (i & 15));
+        faulty |= decays_not_in_order(x.x) | decays_not_in_order(x.y) | decays_not_in_order(x.z) |
+                  decays_not_in_order(x.w);
       }
+      faults |= faulty;
     } else if (kVector) {
 #pragma unroll kUnroll
       for (int32_t i = thread;

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(64 * kPairs,
     decode_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Shares shares) {
   using OneHead = HeadOf<kVector, kPairs, kPlain, kMany>;
   constexpr int32_t kTogether = drafts_together(kVector, kPairs, kPlain, kMany);
-  constexpr int32_t kInFlight = OneHead::kStreams && !kMany ? 8 : 4;  // loads of the check
+  constexpr int32_t kInFlight = OneHead::kStreams ? 8 : 4;  // loads of the check, of three kinds
   extern __shared__ __align__(128) char shared[];
   constexpr int32_t kThreads = 64 * kPairs;
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,

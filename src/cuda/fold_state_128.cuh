@@ -188,10 +188,6 @@ struct FoldState {
   __device__ __forceinline__ uint2& row_values(int32_t r) const {
     return at<uint2>(rows_at() + r * kRowBytes + kRowValuesAt)[lane()];
   }
-  // Four entries of a row's key side in FP32, until they become operands in the same place.
-  __device__ __forceinline__ float4& row_floats(int32_t r) const {
-    return at<float4>(rows_at() + r * kRowBytes)[lane()];
-  }
   // Four entries of a key side, as high and low parts in operand order.
   __device__ __forceinline__ void put_keys(char* to, float4 x) const {
     uint32_t high[2], low[2];
@@ -236,32 +232,34 @@ struct FoldState {
   };
 
   // Rows of the rebuild with their decays as operands, scaled to FP16's good range; the keys'
-  // factors on the residual and the values' steps; the fit's first columns. A warp takes a row, at
-  // first in FP32 where its operands will lie. Returns the state's scale, a power of two. Ends with
-  // a barrier.
+  // factors on the residual and the values' steps; the fit's first columns. A warp takes a row.
+  // Returns the state's scale, a power of two. Ends with a barrier.
   template <bool kVector>
   __device__ __forceinline__ float prepare(const Records& raw, int32_t records) const {
     const int32_t count = rank();
+    float4 weights[8];  // of the warp's records, of its compensators
     float most = 0.0f;
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
       const int32_t r = warp() + kWarps * i;
-      if (r >= records) break;
-      const float4 x =
-          product(widen(raw.key[i], LEAPQUANT_FP16), decays_from<kVector>(r + 1, records));
-      row_floats(r) = x;
+      weights[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (r >= records) continue;
+      const float4 decay = decays_from<kVector>(r + 1, records);
+      weights[i] = product(widen(raw.key[i], LEAPQUANT_FP16), decay);
       row_values(r) = raw.u[i];
-      most = fmaxf(most, magnitude(x));
+      most = fmaxf(most, magnitude(weights[i]));
     }
-    const float4 whole = decays_from<kVector>(0, records);
-#pragma unroll 1
-    for (int32_t c = warp(); c < count; c += kWarps) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const int32_t c = warp() + kWarps * i;
+      weights[4 + i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (c >= count) continue;
       const float scale = scale_of(false, c);
       const float both = scale_of(true, c) * scale;
-      const float4 key =
-          product(raw_entries(true, c), product(whole, make_float4(both, both, both, both)));
-      row_floats(records + c) = key;
-      most = fmaxf(most, magnitude(key));
+      const float4 decay = decays_from<kVector>(0, records);
+      weights[4 + i] = product(raw_entries(true, c), make_float4(decay.x * both, decay.y * both,
+                                                                 decay.z * both, decay.w * both));
+      most = fmaxf(most, magnitude(weights[4 + i]));
       float4 x = raw_entries(false, c);
       if (scale == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       const uint2 halves = make_uint2(pack_fp16(x.x, x.y), pack_fp16(x.z, x.w));
@@ -282,7 +280,7 @@ struct FoldState {
         const uchar4 x = reinterpret_cast<const uchar4*>(from)[lane()];
         mine = make_float4(log8_value(x.x), log8_value(x.y), log8_value(x.z), log8_value(x.w));
       }
-      mine = product(mine, whole);
+      mine = product(mine, decays_from<kVector>(0, records));
       note_magnitude(1, magnitude(mine));
     } else if (warp() == kWarps - 2) {
       const char* from = boundary() + format.value_scale;
@@ -316,12 +314,12 @@ struct FoldState {
     const int32_t all = min(max(static_cast<int32_t>(__float_as_uint(largest) >> 23), 20), 240);
     const int32_t keys = min(max(static_cast<int32_t>(__float_as_uint(factors) >> 23), 20), 240);
     const float scale = power_of_two(131 - all);  // the largest to 2^4 .. 2^5
-#pragma unroll 1
-    for (int32_t r = warp(); r < records + count; r += kWarps) {
-      const float4 x = row_floats(r);
-      __syncwarp();
-      put_keys(shared + rows_at() + r * kRowBytes,
-               product(x, make_float4(scale, scale, scale, scale)));
+#pragma unroll
+    for (int32_t i = 0; i < 8; ++i) {
+      const int32_t r = warp() + kWarps * (i % 4);
+      if (r >= (i < 4 ? records : count)) continue;
+      put_keys(shared + rows_at() + (i < 4 ? r : records + r) * kRowBytes,
+               product(weights[i], make_float4(scale, scale, scale, scale)));
     }
     if (warp() == kWarps - 1) {
       const float by = power_of_two(131 - keys);
