@@ -82,14 +82,9 @@ __device__ __forceinline__ float4 widen(uint2 raw, int32_t type) {
     return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
                        __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u));
   }
-  float4 result;
-  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
-      : "=f"(result.x), "=f"(result.y)
-      : "r"(raw.x));
-  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
-      : "=f"(result.z), "=f"(result.w)
-      : "r"(raw.y));
-  return result;
+  const float2 low = widen_halves(raw.x);
+  const float2 high = widen_halves(raw.y);
+  return make_float4(low.x, low.y, high.x, high.y);
 }
 
 __device__ __forceinline__ const char* row_of(const Rows128& rows, int64_t sequence, int32_t token,

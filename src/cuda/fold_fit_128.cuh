@@ -124,7 +124,7 @@ struct FoldFit : FoldOrthonormal {
       }
     }
     sync_team();
-    return saturated ? LEAPQUANT_HEALTH_COMPENSATOR_SATURATED : 0u;
+    return saturated ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
   }
 
   // sides = the FP16 columns by falling |S column|, equal ones in their old order. sides holds S

@@ -118,7 +118,7 @@ struct FoldFitFew : FoldFit {
       sync_team();
     }
     subtract_few(s, &saturated);
-    return saturated ? LEAPQUANT_HEALTH_COMPENSATOR_SATURATED : 0u;
+    return saturated ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
   }
 
   // Key sides S V of the rounded columns, rounded and stored; what they decode to is the operand

@@ -246,9 +246,9 @@ struct FoldOrthonormal : FoldProducts {
     float measure = 0.0f;
     if (first_row < rank() && first_column < rank()) {
       const uint32_t start = shared_address(shared + kColumnsAt);
-      int32_t row = first_row + (lane() & 15);
-      if (row >= side_count()) row -= 8;  // past the last: any finite one
-      const uint32_t rows = start + row * kColumnBytes + 16 * (lane() >> 4);
+      int32_t source = first_row + (lane() & 15);
+      if (source >= side_count()) source -= 8;  // past the last: any finite one
+      const uint32_t rows = start + source * kColumnBytes + 16 * (lane() >> 4);
       const uint32_t columns = columns_from(first_column);
       float d[4] = {}, e[4] = {}, f[4] = {};
 #pragma unroll 1

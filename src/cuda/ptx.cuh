@@ -491,6 +491,14 @@ __device__ __forceinline__ uint32_t pack_fp16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
 }
+// Two numbers of a pair of FP16.
+__device__ __forceinline__ float2 widen_halves(uint32_t pair) {
+  float2 result;
+  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+      : "=f"(result.x), "=f"(result.y)
+      : "r"(pair));
+  return result;
+}
 // a - b of two pairs of FP16.
 __device__ __forceinline__ uint32_t subtract_halves(uint32_t a, uint32_t b) {
   uint32_t result;

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernel that folds heads of 128 x 128 that are due in a decode call. A block of eight warps
+// holds one state in registers: a warp has sixteen keys and all values of them, a lane four keys
+// and sixteen values, in the order in which the matrix units accumulate and in which the payload is
+// stored. Rebuild, fit and subtraction by the matrix units, codec in FP32. Reads base, writes
+// boundary states, health and, last, base. No launch, so that a host compiler can include it.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/call_128.cuh"
+#include "cuda/decode_128.cuh"
+#include "cuda/fold_codec_128.cuh"
+#include "cuda/ptx.cuh"
+
+namespace leapquant::cuda::folding_128 {
+
+constexpr int32_t kSender = kThreads - 32;  // the thread that starts copies and stores
+constexpr int32_t kChunk = 128;             // heads that a block looks at together
+
+constexpr int32_t kMostTeams = 2;
+// A head that is due, as shared memory keeps it until its turn.
+struct Item {
+  int32_t sequence, v_head, slot, window_slot, position, tokens, base, boundary;
+};
+constexpr int32_t kItemBytes = sizeof(Item) + 4;  // and its faults
+
+// The places that a call's folds have in a team's shared memory.
+inline Plan plan_for(const Call128& call, bool vector) {
+  return plan_for(call, call.ring_tokens, true, vector ? 512 : 0);
+}
+
+__host__ __device__ constexpr int32_t team_bytes(const Plan& plan) {
+  return (plan.list + kChunk * kItemBytes + 32 + 127) & ~127;
+}
+
+// A head's window: keys and corrections as they lie, a record a warp; vector decays in FP32 into
+// shared memory, scalar ones as they are, one in each lane of the last warp.
+template <bool kVector, bool kPlain>
+__device__ __forceinline__ void load_records(const Call128& call, const Plan& plan, char* shared,
+                                             const Item& item, Fold::Records* raw) {
+  const int32_t thread = fresh_copy(static_cast<int32_t>(threadIdx.x));
+  const int32_t lane = thread & 31;
+  const int32_t warp = thread >> 5;
+  const int32_t records = min(item.boundary - item.base, call.ring_tokens);
+  const char* window = call.windows + item.window_slot * call.window_stride;
+  const char* keys = window + quotient<kPlain>(item.v_head, call.group) * call.key_head_stride;
+  const char* corrections = window + call.corrections + item.v_head * call.correction_head_stride;
+  const char* decays = window + call.log_decays + item.v_head * call.decay_head_stride;
+  const int32_t start = modulo<kPlain>(item.base, call.ring_tokens);
+#pragma unroll
+  for (int32_t i = 0; i < 4; ++i) {  // a record past the last is the last again
+    raw->key[i] = raw->u[i] = make_uint2(0, 0);
+    if (i >= 2 && records <= 2 * kWarps) continue;
+    const int32_t r = min(warp + kWarps * i, records - 1);
+    const int32_t ring = start + r - (start + r >= call.ring_tokens ? call.ring_tokens : 0);
+    raw->key[i] = reinterpret_cast<const uint2*>(keys + ring * 256)[lane];
+    raw->u[i] = reinterpret_cast<const uint2*>(corrections + ring * 256)[lane];
+    if (kVector && r == warp + kWarps * i) {
+      reinterpret_cast<float4*>(shared + plan.decays + r * 512)[lane] =
+          call.decay_bytes == 4
+              ? reinterpret_cast<const float4*>(decays + ring * 512)[lane]
+              : widen(reinterpret_cast<const uint2*>(decays + ring * 256)[lane], LEAPQUANT_FP16);
+    }
+  }
+  if (!kVector && warp == kWarps - 1) {
+    raw->decay = load_float_if(lane < records && call.stored_decay != 0,
+                               reinterpret_cast<const float*>(decays) +
+                                   modulo<kPlain>(item.base + lane, call.ring_tokens));
+  }
+}
+
+// The factors of the records from the log decays that a warp's lanes hold.
+__device__ __forceinline__ void put_record_factors(char* shared, int32_t lane, float x) {
+  float after = __shfl_down_sync(kAll, x, 1);  // sum over the records after this one
+  if (lane == 31) after = 0.0f;
+#pragma unroll
+  for (int32_t step = 1; step < 32; step <<= 1) {
+    const float other = __shfl_down_sync(kAll, after, step);
+    if (lane + step < 32) after += other;
+  }
+  float* factors = reinterpret_cast<float*>(shared + kRecordFactorsAt);
+  factors[lane] = exp_fast(after);
+  if (lane == 0) factors[32] = exp_fast(after + x);
+}
+
+// Scales the state to a norm of 2^7 to 2^8 where it lies outside of 2^3 to 2^13, and notes by how
+// much; `scale`: what it was multiplied by before. Entries that are not finite become 0. Returns
+// the flags; *zero: the state is.
+__device__ __forceinline__ uint32_t normalise(const Fold& fold, State* x, float scale, bool* zero) {
+  uint32_t flags = 0;
+  float energy = fold.block_sum(squares(*x), 0);
+  if (!(energy <= 3.402823466e38f)) {
+    flags |= LEAPQUANT_HEALTH_NON_FINITE;
+#pragma unroll
+    for (int32_t m = 0; m < 16; ++m) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) {
+        float& entry = x->at[m / 8][m % 8][i];
+        if (!(fabsf(entry) <= 3.402823466e38f)) entry = 0.0f;
+      }
+    }
+    energy = fminf(fold.block_sum(squares(*x), 1), 3.402823466e38f);
+  }
+  const int32_t before = static_cast<int32_t>(__float_as_uint(scale) >> 23) - 127;
+  const int32_t square = static_cast<int32_t>(__float_as_uint(energy) >> 23) - 127;
+  int32_t all = before;
+  float more = 1.0f;
+  if (square < 6 || square >= 26) {
+    all = min(max(before + 7 - (square >> 1), -120), 120);
+    more = power_of_two(all - before);
+    multiply(x, more);
+  }
+  *zero = energy == 0.0f;
+  if (fold.thread() == 0) {  // read after the next barrier
+    fold.at<float>(kScalesAt)[0] = power_of_two(all);
+    fold.at<float>(kScalesAt)[1] = power_of_two(-all);
+    fold.at<float>(kScalesAt)[2] = energy * more * more;
+  }
+  return flags;
+}
+
+// A block's turns at the heads on its list. The next head's boundary state and records arrive, and
+// the last one's are stored, while a head is folded.
+template <bool kVector, bool kPlain>
+struct Turns {
+  const Call128& call;
+  const Plan& plan;
+  char* shared;
+  Item* items;
+  int32_t* faults;   // of an item's sequence, or more records than the ring has
+  uint32_t barrier;  // counts the bytes of the boundary state
+  uint32_t parity;
+  int32_t turn;
+
+  __device__ __forceinline__ void start_copies(const Item& item, int32_t at) const {
+    const HeadFormat128& format = kPlain ? call.classes[0] : format_of(call, item.v_head);
+    const char* from = boundary_of(call, item.slot, item.v_head);
+    const auto codes = static_cast<uint32_t>(Fold::payload_of(format));
+    const uint32_t tail = static_cast<uint32_t>(format.bytes) - codes;
+    barrier_expect(barrier, static_cast<uint32_t>(format.bytes));
+    bulk_copy(shared_address(shared + plan.halves + at * plan.half_bytes), from, codes, barrier);
+    if (tail != 0) {
+      bulk_copy(shared_address(shared + plan.tails + at * plan.tail_bytes), from + codes, tail,
+                barrier);
+    }
+  }
+
+  // A head's records, and its boundary state where that waits, to the second cache level.
+  __device__ __forceinline__ void prefetch(const Item& item) const {
+    if (plan.turns == 0) {
+      prefetch_bulk(boundary_of(call, item.slot, item.v_head),
+                    static_cast<uint32_t>(format_of(call, item.v_head).bytes));
+    }
+    const char* window = call.windows + item.window_slot * call.window_stride;
+    const auto bytes = static_cast<uint32_t>(call.ring_tokens) * 256u;
+    prefetch_bulk(window + quotient<kPlain>(item.v_head, call.group) * call.key_head_stride, bytes);
+    prefetch_bulk(window + call.corrections + item.v_head * call.correction_head_stride, bytes);
+  }
+
+  // Checks the sequences of all items: slots named twice with all threads, what a sequence has with
+  // one or more warps. Ends with a barrier.
+  __device__ __forceinline__ void check(int32_t count) const {
+    const int32_t thread = fresh_copy(static_cast<int32_t>(threadIdx.x));
+    for (int32_t other = thread; other < call.batch; other += kThreads) {
+      const int32_t slot = __ldg(call.state_slots + other);
+      const int32_t window = call.window_slots != nullptr ? __ldg(call.window_slots + other) : slot;
+#pragma unroll 1
+      for (int32_t i = 0; i < count && slot >= 0; ++i) {
+        if (other >= items[i].sequence) continue;
+        if (slot == items[i].slot || window == items[i].window_slot) faults[i] = 1;
+      }
+    }
+    const int32_t split = count > 4 ? 1 : count > 2 ? 2 : count == 2 ? 4 : kWarps;
+    const int32_t threads = 32 * split;
+#pragma unroll 1
+    for (int32_t i = thread / threads; i < count; i += kThreads / threads) {
+      const Item& item = items[i];
+      const int32_t mine = thread & (threads - 1);
+      uint32_t found = 0;
+      const int32_t* bases = call.base + int64_t{item.slot} * call.v_heads;
+      const int32_t shared_keys = call.group > 1 ? item.tokens : 0;
+      for (int32_t h = mine; h < call.v_heads; h += threads) {
+        const int32_t base = *reinterpret_cast<const volatile int32_t*>(bases + h);
+        if (item.position < base) found = 1;
+        if (int64_t{item.position} - base + shared_keys > call.ring_tokens) found = 1;
+      }
+      found |= check_inputs<kVector, 4, kPlain>(call, item.sequence, item.tokens, mine, threads);
+      if (found != 0) faults[i] = 1;
+    }
+    sync_team();
+  }
+
+  // Moves the base of the item whose state the sender has sent, once it is written.
+  __device__ __forceinline__ void release(int32_t* sent) const {
+    if (*sent < 0 || threadIdx.x != kSender) return;
+    const Item& item = items[*sent];
+    bulk_stores_done();
+    fence_async_proxy();
+    store_release(call.base + int64_t{item.slot} * call.v_heads + item.v_head, item.boundary);
+    *sent = -1;
+  }
+
+  __device__ __forceinline__ void fold_all(int32_t count) {
+    int32_t sent = -1;
+    Fold::Records raw;
+    if (threadIdx.x == kSender) {
+      fence_async_proxy();  // the chunk before has used what arrives now
+      start_copies(items[0], turn);
+    }
+    check(count);
+    load_records<kVector, kPlain>(call, plan, shared, items[0], &raw);
+#pragma unroll 1
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t thread = fresh_copy(static_cast<int32_t>(threadIdx.x));
+      const Item& item = items[i];
+      const int32_t records = item.boundary - item.base;
+      const bool more = i + 1 < count;
+      const HeadFormat128& format = kPlain ? call.classes[0] : format_of(call, item.v_head);
+      const Fold fold = {{{{{call, plan, format, shared, turn, thread}}}}};
+      const auto copy_next = [&] {
+        if (thread != kSender || !more) return;
+        fence_async_proxy();
+        start_copies(items[i + 1], turn ^ plan.turns);
+      };
+      if (thread == kSender) bulk_stores_wait();
+      barrier_wait(barrier, parity);
+      if (!kVector && fold.warp() == kWarps - 1) {
+        put_record_factors(shared, fold.lane(), raw.decay);
+      }
+      sync_team();
+      if (faults[i] == 0) {
+        State x;
+        const float scale = fold.template prepare<kVector>(raw, records);
+        fold.rebuild(&x, (records + fold.rank() + 7) & ~7);
+        bool zero;
+        uint32_t flags = normalise(fold, &x, scale, &zero);
+        if (fold.rank() > 0) fold.store_matrix(x);
+        sync_team();
+        flags |= fold.fit_any(&x, zero, [&] { release(&sent); });
+        const auto free = [&] {
+          if (thread == kSender && more) prefetch(items[i + 1]);
+          if (plan.turns != 0) copy_next();
+        };
+        finish(fold, item, &x, flags, free);
+        load_records<kVector, kPlain>(call, plan, shared, items[min(i + 1, count - 1)], &raw);
+        sync_team();
+        send(fold, item);
+        if (plan.turns == 0) {
+          if (thread == kSender) bulk_stores_wait();
+          copy_next();
+        }
+        sent = i;
+      } else {
+        sync_team();
+        copy_next();
+        release(&sent);
+        load_records<kVector, kPlain>(call, plan, shared, items[min(i + 1, count - 1)], &raw);
+      }
+      parity ^= 1u;
+      turn ^= plan.turns;
+    }
+    release(&sent);
+    sync_team();
+  }
+
+  // From the residual to the boundary state in shared memory and the figures' parts.
+  template <typename Free>
+  __device__ __forceinline__ void finish(const Fold& fold, const Item& item, State* x,
+                                         uint32_t flags, const Free& free) const {
+    const bool health = call.health != nullptr;
+    float* sums = fold.template at<float>(kReductionsAt);
+    if (health) {
+      const float left = sum_of_warp(squares(*x));
+      const float largest =
+          __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(largest_of(*x))));
+      if (fold.lane() == 0) {
+        sums[24 + fold.warp()] = left;
+        sums[32 + fold.warp()] = largest;
+      }
+    }
+    float error = 0.0f;
+    flags |= fold.encode(x, &error, free);
+    if (health) {
+      error = sum_of_warp(error);
+      flags = __reduce_or_sync(kAll, flags);
+      if (fold.lane() == 0) {
+        sums[40 + fold.warp()] = error;
+        if (flags != 0) {
+          atomicOr(&call.health[int64_t{item.slot} * call.v_heads + item.v_head].flags, flags);
+        }
+      }
+    }
+  }
+
+  // Sends the boundary state, and the figures.
+  __device__ __forceinline__ void send(const Fold& fold, const Item& item) const {
+    const HeadFormat128& format = fold.format;
+    if (fold.thread() == kSender) {
+      fence_async_proxy();
+      char* to = boundary_of(call, item.slot, item.v_head);
+      const auto codes = static_cast<uint32_t>(Fold::payload_of(format));
+      const uint32_t tail = static_cast<uint32_t>(format.bytes) - codes;
+      bulk_store(to, shared_address(fold.codes()), codes);
+      if (tail != 0) {
+        bulk_store(to + codes, shared_address(fold.boundary()) + codes, tail);
+      }
+    }
+    if (call.health != nullptr && fold.warp() == 1) {
+      const float* sums = fold.template at<float>(kReductionsAt);
+      const float left = sum_of_eight(sums + 24);
+      const float error = sum_of_eight(sums + 40);
+      const float largest =
+          __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(sums[32 + (fold.lane() & 7)])));
+      const float energy = fold.template at<float>(kScalesAt)[2];
+      if (fold.lane() == 0) {
+        leapquant_health* to = call.health + int64_t{item.slot} * call.v_heads + item.v_head;
+        to->residual_max = largest * fold.template at<float>(kScalesAt)[1];
+        to->compensator_energy =
+            energy > 0.0f ? fminf(fmaxf(1.0f - left / energy, 0.0f), 1.0f) : 0.0f;
+        to->fold_error = energy > 0.0f ? sqrtf(error / energy) : 0.0f;
+      }
+    }
+  }
+};
+
+// Heads of the call, head by head over the sequences, are dealt round robin to the blocks, and a
+// block folds those of its own that are due: whether another block has folded one of its heads
+// already decides nothing here. Staggered boundaries make equal shares of it. Two teams of threads
+// make a block, which takes all registers of a multiprocessor, so that nothing else runs there;
+// each folds heads of its own.
+// Static: a host compiler's kernel must not take the place of the launch of the same name.
+template <bool kVector, bool kPlain>
+static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
+    fold_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Plan plan) {
+  extern __shared__ __align__(128) char all_shared[];
+  launch_dependents();
+  char* shared = all_shared + static_cast<int32_t>(threadIdx.y) * team_bytes(plan);
+  const int32_t thread = threadIdx.x;
+  Item* items = reinterpret_cast<Item*>(shared + plan.list);
+  int32_t* faults = reinterpret_cast<int32_t*>(items + kChunk);
+  int32_t* count = faults + kChunk;
+  const uint32_t barrier = shared_address(count + 2);
+  if (thread == 0) barrier_init(barrier, 1);
+  fence_async_proxy();
+  Turns<kVector, kPlain> turns = {call, plan, shared, items, faults, barrier, 0u, 0};
+
+  const int32_t total = call.batch * call.v_heads;
+  const int64_t teams = int64_t{gridDim.x} * blockDim.y;
+  for (int64_t start = blockIdx.x + int64_t{gridDim.x} * threadIdx.y; start < total;
+       start += teams * kChunk) {
+    if (thread == 0) *count = 0;
+    if (thread < kChunk) faults[thread] = 0;
+    sync_team();
+    const int64_t index = start + thread * teams;
+    if (thread < kChunk && index < total) {
+      const int32_t v_head = static_cast<int32_t>(index) / call.batch;
+      const int32_t sequence = static_cast<int32_t>(index) - v_head * call.batch;
+      const Sequence128 s = load_sequence(call, sequence);
+      if (s.alive && s.slot < call.num_state_slots && s.window_slot < call.num_window_slots) {
+        const int32_t base = *reinterpret_cast<const volatile int32_t*>(
+            call.base + int64_t{s.slot} * call.v_heads + v_head);
+        const int32_t boundary = last_boundary_of<kPlain>(call, v_head, s.position);
+        if (boundary > base) {
+          const int32_t place = atomicAdd(count, 1);
+          if (boundary - base > call.ring_tokens) faults[place] = 1;
+          items[place] = {sequence,   v_head,   s.slot, s.window_slot,
+                          s.position, s.tokens, base,   boundary};
+        }
+      }
+    }
+    sync_team();
+    if (*count > 0) turns.fold_all(*count);
+  }
+}
+
+}  // namespace leapquant::cuda::folding_128
