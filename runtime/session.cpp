@@ -296,14 +296,14 @@ void require_session_fits(const SessionFile& session, const Batch& batch) {
   }
   if (contents.state != batch.format().text) {
     throw Error(fmt::format(
-        "The session {} keeps its state as {}, but {} was asked for; resume it with --state {} or "
-        "convert it.",
+        "The session {} keeps its state as {}, but {} was asked for; resume it without options of "
+        "the state, or with --state '{}' alone, or convert it.",
         name, contents.state, batch.format().text, contents.state));
   }
   if (contents.kv_shape.type != batch.options().kv_type) {
-    throw Error(fmt::format("The session {} keeps its KV cache in {}, but {} was asked for.", name,
-                            kv_type_name(contents.kv_shape.type),
-                            kv_type_name(batch.options().kv_type)));
+    throw Error(fmt::format(
+        "The session {} keeps its KV cache in {}, but {} was asked for; resume it without --kv.",
+        name, kv_type_name(contents.kv_shape.type), kv_type_name(batch.options().kv_type)));
   }
   if (contents.kv_shape.num_layers != config.num_full_layers() ||
       contents.kv_shape.num_heads != config.num_key_value_heads ||
