@@ -43,9 +43,13 @@ std::int64_t parse_byte_size(std::string_view text, std::string_view option) {
   if (unit.starts_with(' ')) unit.remove_prefix(1);
   if (error == std::errc() && std::isfinite(number) && number >= 0) {
     for (const auto& [name, factor] : kUnits) {
-      if (unit == name && number * factor < kLargest) {
+      if (unit != name) continue;
+      if (number * factor < kLargest) {
         return static_cast<std::int64_t>(std::llround(number * factor));
       }
+      throw UsageError(
+          fmt::format("{} {} is more than any memory holds; at most {:.0f} bytes are taken.",
+                      option, text, kLargest));
     }
   }
   throw UsageError(fmt::format(
