@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "runtime/error.h"
+
 namespace leapquant::tool {
 namespace {
 
@@ -29,6 +31,8 @@ Table::Table(const std::vector<std::string>& headings) {
 
 void Table::add(std::vector<std::string> cells) {
   cells.resize(right_.size());
+  // Names of files and tasks may hold anything, line breaks among them.
+  for (std::string& cell : cells) cell = runtime::printable(cell);
   rows_.push_back(std::move(cells));
 }
 

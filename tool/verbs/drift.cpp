@@ -155,7 +155,8 @@ void print_objects(const DriftArguments& arguments, const lab::DriftOptions& opt
 void print_tables(const DriftArguments& arguments, const lab::DriftOptions& options,
                   const Sequences& sequences) {
   for (const lab::SequenceDrift& sequence : sequences) {
-    print(fmt::format("{} ({} tokens)\n", sequence.name, show_count(sequence.tokens)));
+    print(fmt::format("{} ({} tokens)\n", runtime::printable(sequence.name),
+                      show_count(sequence.tokens)));
   }
   print("\n");
   Table table({"state", "policy",

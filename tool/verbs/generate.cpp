@@ -149,7 +149,9 @@ class Printer {
   // Nothing is printed before there is something to say of a prompt: it may yet be refused.
   void begin() {
     begun_ = true;
-    if (prompts_.size() > 1) print(fmt::format("== {}\n", prompts_[next_].id));
+    if (prompts_.size() > 1) {
+      print(fmt::format("== {}\n", runtime::printable(prompts_[next_].id)));
+    }
     const auto waiting = waiting_text_.find(next_);
     if (waiting == waiting_text_.end()) return;
     print(waiting->second);
@@ -208,7 +210,8 @@ void run_generate(const GenerateArguments& arguments) {
     throw UsageError("--system needs --chat.");
   }
   if (arguments.thinking_option->count() > 0 && !arguments.chat)
-    throw UsageError("--thinking needs --chat.");
+    throw UsageError(arguments.thinking ? "--thinking needs --chat."
+                                        : "--no-thinking needs --chat.");
   if (arguments.sampling.temperature == 0) {
     refuse_options(*arguments.verb, {"--top-k", "--top-p", "--min-p"},
                    "has no meaning at --temperature 0, which takes the most likely token");

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "runtime/checkpoint.h"
+#include "runtime/error.h"
 #include "runtime/model_config.h"
 #include "tool/byte_size.h"
 #include "tool/cache_plan.h"
@@ -59,8 +60,9 @@ std::string layers_of(const runtime::ModelConfig& config, runtime::LayerKind kin
 void print_text(const InspectArguments& arguments, const runtime::ModelConfig& config,
                 const runtime::Checkpoint& checkpoint, const ModelShape& shape,
                 const std::vector<StateCost>& costs) {
-  print(fmt::format("{}: {}, {} layers, hidden size {}, vocabulary {}\n", shape.name,
-                    config.model_type, config.num_layers, config.hidden_size, config.vocab_size));
+  print(fmt::format("{}: {}, {} layers, hidden size {}, vocabulary {}\n",
+                    runtime::printable(shape.name), config.model_type, config.num_layers,
+                    config.hidden_size, config.vocab_size));
   print(fmt::format(
       "  recurrent state (Gated DeltaNet): layers {}; {} key heads, {} value heads, "
       "{} x {}, convolution of {}\n",

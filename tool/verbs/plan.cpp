@@ -57,10 +57,11 @@ std::string show_more(std::int64_t requests, std::int64_t reference) {
 
 void print_table(const ModelShape& model, const PlanOptions& options,
                  const std::vector<CachePlan>& plans, const CachePlan& reference) {
-  print(fmt::format(
-      "{}: weights {}, {} recurrent layers of {} heads {} x {}, {} attention layers\n", model.name,
-      show_byte_size(model.weight_bytes), model.linear_layers, model.linear.num_v_heads,
-      model.linear.head_k_dim, model.linear.head_v_dim, model.full_layers));
+  print(
+      fmt::format("{}: weights {}, {} recurrent layers of {} heads {} x {}, {} attention layers\n",
+                  runtime::printable(model.name), show_byte_size(model.weight_bytes),
+                  model.linear_layers, model.linear.num_v_heads, model.linear.head_k_dim,
+                  model.linear.head_v_dim, model.full_layers));
   print(
       fmt::format("memory {}, context {} tokens per request ({} of KV cache, BF16), "
                   "convolution state {}",

@@ -80,7 +80,7 @@ void run_record(const RecordArguments& arguments) {
     result["bytes"] = bytes;
     print_json(result);
   } else {
-    print(fmt::format("{}: {} tokens of {} layers, {}\n", arguments.out,
+    print(fmt::format("{}: {} tokens of {} layers, {}\n", runtime::printable(arguments.out),
                       show_count(recorder.num_tokens()), recorder.layers().size(),
                       show_byte_size(bytes)));
   }

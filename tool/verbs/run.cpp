@@ -214,8 +214,9 @@ void run_run(const RunArguments& arguments) {
   const std::vector<runtime::StateFormat> formats = arguments.state.resolve(loaded.model.config());
   if (!arguments.json) {
     print(fmt::format("{} solves one {} prompt of every task, {} thread{}.\n\n",
-                      std::filesystem::canonical(folder).filename().string(), arguments.tier,
-                      loaded.threads.count(), loaded.threads.count() == 1 ? "" : "s"));
+                      runtime::printable(std::filesystem::canonical(folder).filename().string()),
+                      runtime::printable(arguments.tier), loaded.threads.count(),
+                      loaded.threads.count() == 1 ? "" : "s"));
     flush_output();
   }
   std::vector<Column> columns;

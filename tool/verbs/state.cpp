@@ -54,7 +54,7 @@ void report_file(const StateVerbArguments& arguments, const std::string& path, s
     result["position"] = position;
     print_json(result);
   } else {
-    print(fmt::format("{}: {} bytes, after {} tokens\n", path,
+    print(fmt::format("{}: {} bytes, after {} tokens\n", runtime::printable(path),
                       show_count(static_cast<std::int64_t>(bytes)), show_count(position)));
   }
 }
@@ -79,7 +79,7 @@ void save_blob_of_session(const StateVerbArguments& arguments) {
 }
 
 void save_session_of_prompt(const StateVerbArguments& arguments) {
-  if (arguments.prompt.empty() == arguments.text.empty()) {
+  if ((arguments.save->get_option("--prompt")->count() == 0) == arguments.text.empty()) {
     throw UsageError("state save needs either --prompt or --text with --model.");
   }
   check_output(arguments.out, arguments.model, {arguments.text});
@@ -138,7 +138,8 @@ void run_verify(const StateVerbArguments& arguments) {
       if (!fault.empty()) line["fault"] = fault;
       print_json(line);
     } else if (fault.empty()) {
-      print(fmt::format("{}: sound, {} recurrent layer{}\n", path, layers, layers == 1 ? "" : "s"));
+      print(fmt::format("{}: sound, {} recurrent layer{}\n", runtime::printable(path), layers,
+                        layers == 1 ? "" : "s"));
     } else {
       complain(fault);
     }
@@ -182,7 +183,8 @@ void run_inspect_state(const StateVerbArguments& arguments) {
     print_json(result);
     return;
   }
-  print(fmt::format("{}: {}, checksums agree\n", arguments.input, kind_of(states)));
+  print(fmt::format("{}: {}, checksums agree\n", runtime::printable(arguments.input),
+                    kind_of(states)));
   if (session != nullptr) {
     print(fmt::format("  model {:016x}, state {}, {} tokens fed of {} ({} of the prompt)\n",
                       session->fingerprint, session->state, session->position,
