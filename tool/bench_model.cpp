@@ -65,6 +65,7 @@ void print_row(const ModelBenchArguments& arguments, const std::string& device,
 
 void run_model_bench(const ModelBenchArguments& arguments) {
   const runtime::ModelConfig config = known_config(arguments.shape);
+  refuse_repeated_numbers("--batch", arguments.batch);
   if (!arguments.random_weights) {
     throw UsageError(
         "bench model times weights of random values only; say so with --random-weights. For a "

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <system_error>
 
@@ -70,6 +71,15 @@ void refuse_repeated_files(const std::string& option, const std::vector<std::str
       if (std::filesystem::equivalent(paths[i], paths[j], error) && !error) {
         throw UsageError(option + " names " + runtime::in_quotes(paths[i], 400) + " twice.");
       }
+    }
+  }
+}
+
+void refuse_repeated_numbers(const std::string& option, const std::vector<std::int32_t>& numbers) {
+  std::set<std::int32_t> seen;
+  for (const std::int32_t number : numbers) {
+    if (!seen.insert(number).second) {
+      throw UsageError(fmt::format("{} names {} twice.", option, number));
     }
   }
 }

@@ -32,6 +32,8 @@ void refuse_options(const CLI::App& verb, const std::vector<std::string>& names,
 // Throws UsageError when an option names the same file or folder twice, under whatever names: it
 // would count twice.
 void refuse_repeated_files(const std::string& option, const std::vector<std::string>& paths);
+// The same for a number, whose rows would be measured twice.
+void refuse_repeated_numbers(const std::string& option, const std::vector<std::int32_t>& numbers);
 
 // Throws CLI::ValidationError for an option that was given empty text, in the application and the
 // verbs that were chosen. Empty text is a value of its own for options of plain text only: --prompt

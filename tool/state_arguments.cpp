@@ -48,7 +48,12 @@ std::vector<runtime::StateFormat> StateArguments::resolve(const std::string& sta
                                                           std::int64_t num_v_heads,
                                                           std::int64_t num_linear_layers) const {
   const bool is_default = state_option_->count() == 0;
+  const auto resolve_entry = [&](const runtime::StateOptions& options) {
+    return runtime::resolve_state(options, static_cast<std::int32_t>(num_v_heads),
+                                  static_cast<std::int32_t>(num_linear_layers));
+  };
   std::vector<runtime::StateFormat> formats;
+  bool smoothing_matters = false;
   std::string first_refusal;
   for (const std::string& entry : split_states(states)) {
     runtime::StateOptions options;
@@ -60,9 +65,23 @@ std::vector<runtime::StateFormat> StateArguments::resolve(const std::string& sta
     if (stagger_option_->count() > 0) options.stagger = stagger_;
     options.smoothing = !no_smoothing_;
     try {
-      runtime::StateFormat format =
-          runtime::resolve_state(options, static_cast<std::int32_t>(num_v_heads),
-                                 static_cast<std::int32_t>(num_linear_layers));
+      runtime::StateFormat format = resolve_entry(options);
+      const auto changes = [&](auto unset) {
+        runtime::StateOptions without = options;
+        unset(without);
+        return resolve_entry(without).text != format.text;
+      };
+      const auto refuse_twice = [&](const char* option, const char* key, bool is_changed) {
+        if (is_default || !is_changed || entry.find(key) == entry.npos) return;
+        throw UsageError(std::string(option) + " contradicts the format " +
+                         runtime::in_quotes(entry) + ", which says that itself; give one of both.");
+      };
+      refuse_twice("--window", ":window=", changes([](auto& o) { o.window.reset(); }));
+      refuse_twice("--rank", ":r=", changes([](auto& o) { o.rank.reset(); }));
+      refuse_twice("--stagger", ":stagger=", changes([](auto& o) { o.stagger.reset(); }));
+      const bool smooths = changes([](auto& o) { o.smoothing = true; });
+      refuse_twice("--no-smoothing", ":smooth=", smooths);
+      smoothing_matters = smoothing_matters || smooths;
       const bool is_there =
           std::any_of(formats.begin(), formats.end(),
                       [&](const runtime::StateFormat& other) { return other.text == format.text; });
@@ -75,6 +94,11 @@ std::vector<runtime::StateFormat> StateArguments::resolve(const std::string& sta
   if (formats.empty()) throw UsageError(first_refusal);
   refuse_repeated_states(formats);
   refuse_unused_options(formats);
+  if (no_smoothing_ && !smoothing_matters) {
+    throw UsageError(
+        "--no-smoothing has no meaning for formats that have no smoothing factors, as fp32, bf16 "
+        "and all at --policy step.");
+  }
   return formats;
 }
 

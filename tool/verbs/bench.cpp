@@ -81,6 +81,7 @@ class Bench {
     shape_ = {arguments.k_heads, arguments.v_heads, 128, 128};
     pool_bytes_ = arguments.pool.empty() ? 4 * lab::last_level_cache_bytes()
                                          : parse_byte_size(arguments.pool, "--pool");
+    refuse_repeated_numbers("--threads", arguments.threads);
     thread_counts_ = arguments.threads;
     if (thread_counts_.empty()) {
       thread_counts_ = {1};

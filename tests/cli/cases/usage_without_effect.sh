@@ -19,6 +19,13 @@ refuse "--window has no meaning*per step" generate --model "$model" --prompt x -
   --window 8
 refuse "--window has no meaning*per step" inspect "$model" --state fp32,int8:step --window 8
 refuse "--stagger has no meaning*per step" inspect "$model" --policy step --stagger
+for state in fp32 bf16:window=16 int8:step int8:smooth=none; do
+  refuse "--no-smoothing has no meaning" inspect "$model" --state "$state" --no-smoothing
+done
+refuse "--no-smoothing has no meaning" inspect "$model" --policy step --no-smoothing
+refuse "--threads names 1 twice" bench --threads 1,2 --threads 1
+refuse "--batch names 64 twice" bench model --shape qwen3.5-9b --random-weights --batch 64,1,64
+refuse "--no-thinking needs --chat" generate --model "$model" --prompt x --no-thinking
 for option in "--top-p 0.9" "--top-k 4" "--min-p 0.1"; do
   # shellcheck disable=SC2086
   refuse "${option% *} has no meaning at --temperature 0" \
@@ -27,6 +34,7 @@ done
 # One of the formats has a window; and a state per step has none to be staggered.
 "$tool" inspect "$model" --state fp32,int8 --window 8 --stagger >out || exit 98
 "$tool" inspect "$model" --policy step --no-stagger >out || exit 97
+"$tool" inspect "$model" --state fp32,int8 --no-smoothing >out || exit 95
 "$tool" generate --model "$model" --prompt x --temperature 1 --top-p 0.9 --max-tokens 2 --quiet \
   >out || exit 96
 
