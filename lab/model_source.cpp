@@ -10,6 +10,7 @@
 #include "lab/tasks.h"
 #include "runtime/error.h"
 #include "runtime/mapped_file.h"
+#include "runtime/unicode.h"
 
 namespace leapquant::lab {
 namespace {
@@ -44,7 +45,9 @@ TokenSequence text_sequence(const runtime::Tokenizer& tokenizer, const std::stri
                             std::int64_t max_tokens) {
   TokenSequence sequence;
   sequence.name = std::filesystem::path(path).stem().string();
-  sequence.tokens = tokenizer.encode(runtime::read_text_file(path, kMaxTextBytes));
+  const std::string text = runtime::read_text_file(path, kMaxTextBytes);
+  runtime::require_utf8(text, "The text " + runtime::in_quotes(path, 400));
+  sequence.tokens = tokenizer.encode(text);
   if (sequence.tokens.empty()) {
     throw runtime::Error("The text " + runtime::in_quotes(path, 400) + " is empty.");
   }

@@ -11,6 +11,7 @@
 #include "runtime/mapped_file.h"
 #include "runtime/output_file.h"
 #include "runtime/session.h"
+#include "runtime/unicode.h"
 #include "tool/byte_size.h"
 #include "tool/console.h"
 #include "tool/loaded_model.h"
@@ -87,6 +88,9 @@ void save_session_of_prompt(const StateVerbArguments& arguments) {
   const std::string text = arguments.text.empty()
                                ? arguments.prompt
                                : runtime::read_text_file(arguments.text, kMaxTextBytes);
+  runtime::require_utf8(text, arguments.text.empty()
+                                  ? "The prompt"
+                                  : "The text " + runtime::in_quotes(arguments.text, 400));
   runtime::SessionMark mark;
   mark.tokens = loaded.tokenizer.encode(text);
   if (mark.tokens.empty()) throw runtime::Error("The text is empty; there is no state to save.");
