@@ -76,6 +76,12 @@ std::vector<runtime::StateFormat> StateArguments::resolve(const std::string& sta
         throw UsageError(std::string(option) + " contradicts the format " +
                          runtime::in_quotes(entry) + ", which says that itself; give one of both.");
       };
+      const bool steps =
+          policy_ == "step" && changes([](auto& o) { o.policy = runtime::StatePolicy::kDefault; });
+      for (const char* key :
+           {":window=", ":stagger=", ":smooth=", ":r=", ":f16=", ":i8=", ":i4="}) {
+        refuse_twice("--policy step", key, steps);
+      }
       refuse_twice("--window", ":window=", changes([](auto& o) { o.window.reset(); }));
       refuse_twice("--rank", ":r=", changes([](auto& o) { o.rank.reset(); }));
       refuse_twice("--stagger", ":stagger=", changes([](auto& o) { o.stagger.reset(); }));

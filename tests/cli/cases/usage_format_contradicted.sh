@@ -19,6 +19,9 @@ refuse --stagger --state int8:stagger=1 --no-stagger
 refuse --no-smoothing --state int8:smooth=fp32 --no-smoothing
 refuse --window --state int4,int8:window=8 --window 4
 refuse --window --state 'mix(int8:window=8@0,int4:window=8)' --window 4
+refuse "--policy step" --state int8:window=8 --policy step
+refuse "--policy step" --state fp32,int8:r=8 --policy step
+"$tool" inspect "$model" --state int8,int4:step,bf16:step --policy step >out || exit 96
 "$tool" inspect "$model" --state int8:window=8 --window 8 >out || exit 98
 "$tool" inspect "$model" --state int8:r=8 --window 8 --stagger >out || exit 97
 "$tool" inspect "$model" --state int8:window=8 --window 4
