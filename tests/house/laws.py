@@ -33,6 +33,7 @@ BUILT_ROOMS = (
     "tests/",
     "tests/cuda/",
     "tests/cuda_runtime/",
+    "tests/emulator/",
     "bench/cpu/",
     "examples/",
 )

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The functions of src/cuda/ptx.cuh that the fold uses, emulated: same names, same meaning. The
+// include path finds this file in place of that one.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "core/numeric.h"
+#include "emulator/device_code.h"
+
+namespace leapquant::cuda {
+
+inline uint32_t shared_address(const void* pointer) { return emulator::shared_address(pointer); }
+
+// ---- Copies, barriers, loads ----
+
+inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  emulator::init_byte_barrier(barrier, arrivals);
+}
+inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  emulator::expect_bytes(barrier, bytes);
+}
+inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  emulator::wait_for_bytes(barrier, parity);
+}
+inline void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  emulator::copy_bytes(shared, global, bytes, barrier);
+}
+inline void bulk_store(void* global, uint32_t shared, uint32_t bytes) {
+  emulator::store_bytes(global, shared, bytes);
+}
+inline void bulk_stores_wait() { emulator::stores_are_read(); }
+inline void bulk_stores_done() { emulator::stores_are_written(); }
+// Memory is written in the order of the program here, and there are no caches.
+inline void prefetch_bulk(const void*, uint32_t) {}
+inline void fence_async_proxy() {}
+inline void fence_async_shared() {}
+inline void launch_dependents() {}
+inline void store_release(int32_t* address, int32_t value) { *address = value; }
+inline float load_float_if(bool condition, const void* global) {
+  return condition ? *static_cast<const float*>(global) : 0.0f;
+}
+inline uint32_t load_word_or_half(const void* global, bool half) {
+  return half ? *static_cast<const uint16_t*>(global) : *static_cast<const uint32_t*>(global);
+}
+inline void sync_team() { emulator::meet(threadIdx.y + 1, 256); }
+inline bool sync_team_or(bool condition) { return emulator::meet(threadIdx.y + 1, 256, condition); }
+
+// ---- Numbers ----
+
+inline float half_of(uint32_t pair, int i) {
+  return fp16_to_float(static_cast<uint16_t>(pair >> (16 * i)));
+}
+inline float2 widen_halves(uint32_t pair) {
+  return make_float2(half_of(pair, 0), half_of(pair, 1));
+}
+inline uint32_t pack_fp16(float low, float high) {
+  return float_to_fp16(low) | static_cast<uint32_t>(float_to_fp16(high)) << 16;
+}
+inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
+  return pack_fp16(half_of(a, 0) - half_of(b, 0), half_of(a, 1) - half_of(b, 1));
+}
+inline int32_t fresh_copy(int32_t value) { return value; }
+inline float select_float(bool condition, float a, float b) { return condition ? a : b; }
+inline float exp2_fast(float x) {
+  const float result = std::exp2(x);
+  return result < 1.17549435e-38f ? 0.0f : result;
+}
+inline float rsqrt_fast(float x) { return static_cast<float>(1.0 / std::sqrt(double{x})); }
+
+// ---- Matrix units ----
+
+// D[16, 8] = A[16, kDepth] B[kDepth, 8] + C of FP16 operands. Products are exact, and their sum
+// with C is cut to FP32, as the units cut; these keep fewer bits while they sum.
+template <int kDepth>
+void multiply(emulator::WarpWords& words) {
+  constexpr int kLeft = kDepth / 4;  // words of A, then of B, then C
+  constexpr int kSum = kLeft + kDepth / 8;
+  float left[16][kDepth];
+  float right[8][kDepth];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4;
+    for (int e = 0; e < 2; ++e) {
+      const int k = 2 * (lane % 4) + e;
+      for (int i = 0; i < kLeft; ++i) {
+        left[g + 8 * (i % 2)][k + 8 * (i / 2)] = half_of(words[lane][i], e);
+      }
+      for (int i = 0; i < kDepth / 8; ++i) right[g][k + 8 * i] = half_of(words[lane][kLeft + i], e);
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    float results[4];
+    for (int i = 0; i < 4; ++i) {
+      const float* row = left[lane / 4 + 8 * (i / 2)];
+      const float* column = right[2 * (lane % 4) + i % 2];
+      double sum = std::bit_cast<float>(words[lane][kSum + i]);
+      for (int k = 0; k < kDepth; ++k) sum += double{row[k]} * column[k];
+      float result = static_cast<float>(sum);
+      if (std::isfinite(result) && std::fabs(double{result}) > std::fabs(sum)) {
+        result = std::nextafter(result, 0.0f);
+      }
+      results[i] = result;
+    }
+    for (int i = 0; i < 4; ++i) words[lane][i] = std::bit_cast<uint32_t>(results[i]);
+  }
+}
+inline void take_floats(const emulator::WarpWords& words, float (&d)[4]) {
+  for (int i = 0; i < 4; ++i) d[i] = std::bit_cast<float>(words[emulator::lane()][i]);
+}
+inline void mma_fp16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                     uint32_t b1) {
+  take_floats(
+      emulator::together("product of depth 16 ",
+                         {a0, a1, a2, a3, b0, b1, __float_as_uint(d[0]), __float_as_uint(d[1]),
+                          __float_as_uint(d[2]), __float_as_uint(d[3])},
+                         multiply<16>),
+      d);
+}
+inline void mma_fp16_of(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0, const float (&c)[4]) {
+  take_floats(emulator::together("product of depth 8 ",
+                                 {a0, a1, b0, __float_as_uint(c[0]), __float_as_uint(c[1]),
+                                  __float_as_uint(c[2]), __float_as_uint(c[3])},
+                                 multiply<8>),
+              d);
+}
+inline void mma_fp16_short(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  mma_fp16_of(d, a0, a1, b0, d);
+}
+
+// 8 x 8 matrices of 16-bit entries in shared memory; lane l gives the address of row l % 8 of
+// matrix l / 8. Lane 4 g + t has entries (g, 2 t) and (g, 2 t + 1) of each, or transposed (2 t, g)
+// and (2 t + 1, g).
+template <bool kTransposed>
+char* matrix_entry(const uint32_t (&rows)[32], int matrix, int lane, int e) {
+  const int g = lane / 4;
+  const int t = 2 * (lane % 4) + e;
+  char* row = emulator::at_shared(rows[8 * matrix + (kTransposed ? t : g)], 16);
+  return row + 2 * (kTransposed ? g : t);
+}
+inline void keep_rows(const emulator::WarpWords& words, int lanes, uint32_t (&rows)[32]) {
+  for (int lane = 0; lane < lanes; ++lane) {
+    rows[lane] = words[lane][0];
+    if (rows[lane] % 16 != 0) emulator::fail("a row of a matrix that is not aligned to 16 bytes");
+  }
+}
+template <bool kTransposed>
+void load_four(uint32_t (&r)[4], uint32_t row) {
+  const auto& all = emulator::together("load of matrices ", {row}, [](emulator::WarpWords& words) {
+    uint32_t rows[32];
+    keep_rows(words, 32, rows);
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int matrix = 0; matrix < 4; ++matrix) {
+        uint16_t pair[2];
+        for (int e = 0; e < 2; ++e) {
+          std::memcpy(&pair[e], matrix_entry<kTransposed>(rows, matrix, lane, e), 2);
+        }
+        words[lane][matrix] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
+      }
+    }
+  });
+  for (int matrix = 0; matrix < 4; ++matrix) r[matrix] = all[emulator::lane()][matrix];
+}
+template <bool kTransposed, int kMatrices>
+void store(emulator::WarpWords& words) {
+  uint32_t rows[32];
+  keep_rows(words, 8 * kMatrices, rows);
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int matrix = 0; matrix < kMatrices; ++matrix) {
+      for (int e = 0; e < 2; ++e) {
+        const auto entry = static_cast<uint16_t>(words[lane][1 + matrix] >> (16 * e));
+        std::memcpy(matrix_entry<kTransposed>(rows, matrix, lane, e), &entry, 2);
+      }
+    }
+  }
+}
+inline void load_matrices(uint32_t (&r)[4], uint32_t row) { load_four<false>(r, row); }
+inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) { load_four<true>(r, row); }
+inline void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  emulator::together("store of matrices ", {row, a, b, c, d}, store<false, 4>);
+}
+inline void store_matrices_transposed(uint32_t row, uint32_t a, uint32_t b) {
+  emulator::together("store of transposed matrices ", {row, a, b}, store<true, 2>);
+}
+
+}  // namespace leapquant::cuda
