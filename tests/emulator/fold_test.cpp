@@ -55,6 +55,7 @@ std::vector<Case> cases() {
           {one, "8:r=32"},
           {one, "4:i4=32"},
           {one, "4:r=2:i8=1"},
+          {one, "4:r=2:smooth=none"},
           {one, "4h:r=2:i8=3:i4=5"},
           {kda, "int8"},
           {kda_six, "int8+:decay=fp16"},
