@@ -141,7 +141,7 @@ TEST_F(SessionTest, OtherModelsFormatsAndCachesAreRefused) {
   rest.session = &session;
   rest.max_tokens = 3;
   const auto resume = [&](Batch& other) { generate(other, tokenizer, std::span(&rest, 1), {}); };
-  EXPECT_ERROR(resume(*make_batch("int6")), "--state int8");
+  EXPECT_ERROR(resume(*make_batch("int6")), "--state 'int8' alone");
   BatchOptions options;
   options.kv_type = KvType::kBf16;
   EXPECT_ERROR(resume(*make_batch("int8", options)), "KV cache in fp32");
