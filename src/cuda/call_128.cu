@@ -100,7 +100,6 @@ int32_t blocks_for(const Call128& call, int32_t processors, int32_t most) {
 // as many as staggered boundaries make in the mean. The costs were measured on an H200
 // (bench/cuda/decode_128 time ROWS folds, parts, beside).
 int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t most) {
-  if (call.stagger == 0) return 0;
   const double total = static_cast<double>(call.batch) * call.v_heads;
   const double due = total * std::min(call.tokens, call.window) / call.window;
   const HeadFormat128& f = call.classes[0];
@@ -280,8 +279,12 @@ cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t s
       std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, pairs));
   int32_t groups = 0;
   if (call.stagger != 0) {
-    if (cudaError_t e = groups_that_fold_128(call, vector, &groups)) return e;
-    groups = groups_for(call, vector, processors, groups);
+    groups = groups_for(call, vector, processors, processors / kFoldGroup128);
+  }
+  if (groups > 0) {  // the device is asked only where they would pay
+    int32_t most_groups = 0;
+    if (cudaError_t e = groups_that_fold_128(call, vector, &most_groups)) return e;
+    if (most_groups < groups) groups = groups_for(call, vector, processors, most_groups);
   }
   const int32_t folding = groups > 0 ? groups * kFoldGroup128 : processors;
   if (cudaError_t e = launch_fold_128(call, vector, folding, groups > 0, stream)) return e;
