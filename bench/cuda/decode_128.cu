@@ -234,13 +234,13 @@ int time_all(const char* path, const char* which) {
   }
   if (w == "parts") {  // of the device: decode, then folds, on fewer multiprocessors
     for (const int free : {132, 108, 88, 66, 44}) {
-      for (const int blocks : {6 * free, 1024, 2048}) {
-        rows.push_back(
-            {"int8", S, 0, 512, 1, false, 1, blocks, false, false, 32, Work::kOccupy, 132 - free});
-      }
       rows.push_back(
-          {"int8", S, 0, 512, 1, true, 1, 0, false, true, 32, Work::kOccupy, 132 - free, 2 * free});
+          {"int8", S, 0, 512, 1, false, 1, 6 * free, false, false, 32, Work::kOccupy, 132 - free});
+      rows.push_back(
+          {"int8", S, 0, 512, 1, true, 1, 0, false, true, 32, Work::kOccupy, 132 - free, free});
     }
+    // 1,024 blocks are clusters of two: these wait long where multiprocessors are taken.
+    rows.push_back({"int8", S, 0, 512, 1, false, 1, 1024, false, false, 32, Work::kOccupy, 66});
   }
   if (w == "folds") {  // folds alone
     for (const char* state : {"int8", "int6", "int4", "int8+", "int6+", "int4+", "int4-compact"}) {
@@ -308,6 +308,9 @@ int main(int argc, char** argv) {
   if (argc >= 3 && std::strcmp(argv[1], "time") == 0) {
     return time_all(argv[2], argc >= 4 ? argv[3] : "all");
   }
-  std::fprintf(stderr, "usage: decode_128 check | time ROWS.JSONL [main | shape | table | all]\n");
+  std::fprintf(
+      stderr,
+      "usage: decode_128 check | time ROWS.JSONL [all | table | main | small | decode | folds |\n"
+      "       beside | parts | companions | shape | drafts | kda | nofold | one]\n");
   return 2;
 }
