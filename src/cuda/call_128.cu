@@ -257,7 +257,7 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
   return true;
 }
 
-cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t stream) {
+cudaError_t decode_128(const Layout& layout, const Call128& unchecked, cudaStream_t stream) {
   const bool vector = layout.shape.decay == LEAPQUANT_DECAY_VECTOR;
   int device = 0;
   int processors = 0;
@@ -272,8 +272,10 @@ cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t s
   }
   // Small batches share a head among more warps. A block reserves 1 KiB of shared memory more than
   // it asks for.
-  const int64_t total = int64_t{call.batch} * call.v_heads;
+  const int64_t total = int64_t{unchecked.batch} * unchecked.v_heads;
   const int32_t pairs = total >= 4 * processors ? 1 : 2;
+  Call128 call = unchecked;
+  call.checked = pairs == 1;
   const int32_t each = decode_128_shared_bytes(call, vector, pairs) + 1024;
   const int32_t most =
       std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, pairs));
@@ -286,13 +288,18 @@ cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t s
     if (cudaError_t e = groups_that_fold_128(call, vector, &most_groups)) return e;
     if (most_groups < groups) groups = groups_for(call, vector, processors, most_groups);
   }
+  if (call.checked != 0) {
+    if (cudaError_t e = launch_check_128(call, vector, stream)) return e;
+  }
   const int32_t folding = groups > 0 ? groups * kFoldGroup128 : processors;
   if (cudaError_t e = launch_fold_128(call, vector, folding, groups > 0, stream)) return e;
   const int32_t blocks =
       groups > 0
           ? static_cast<int32_t>(std::min<int64_t>(total, int64_t{most} * (processors - folding)))
+      : call.checked != 0
+          ? static_cast<int32_t>(std::min<int64_t>(total, int64_t{most} * processors))
           : blocks_for(call, processors, most);
-  return launch_decode_128(call, vector, pairs, blocks, true, groups == 0, stream);
+  return launch_decode_128(call, vector, pairs, blocks, true, call.checked == 0, stream);
 }
 
 }  // namespace leapquant::cuda

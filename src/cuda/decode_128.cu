@@ -111,7 +111,9 @@ __global__ void __launch_bounds__(64 * kPairs,
   const auto block = static_cast<int32_t>(blockIdx.x);
   const int32_t first = block * shares.heads + min(block, shares.longer);
   const int32_t count = shares.heads + (block < shares.longer ? 1 : 0);
-  if (kPlain && rank == 0 && threadIdx.x == 0) prefetch_inputs(call, first / call.v_heads);
+  if (kPlain && call.checked == 0 && rank == 0 && threadIdx.x == 0) {
+    prefetch_inputs(call, first / call.v_heads);
+  }
   uint32_t turn = 0;        // heads that this block has had
   uint32_t input_turn = 0;  // the same of tokens, where there are several
   const auto turn_of_inputs = [&] { return kMany ? input_turn : turn; };
@@ -179,16 +181,20 @@ __global__ void __launch_bounds__(64 * kPairs,
         // This block's part of the check of inputs. Blocks that share it do it while the slot and
         // then the bases are on their way, others while the first head's copies are.
         const auto check = [&](bool now) {
-          if (!fresh || !now) return;
+          if (!fresh || !now || call.checked != 0) return;
           found |= check_inputs<kVector, kInFlight, kPlain>(
               call, sequence, s.tokens, rank * kThreads + threadIdx.x, together * kThreads);
         };
         if (fresh) {
           if (together > 1 && index == 0) cluster_wait();
-          faults = s.fault;
-          if (s.alive &&
-              (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots)) {
-            faults = 4u;
+          if (call.checked != 0) {
+            faults = load_acquire(call.status + sequence) != LEAPQUANT_OK ? 1u : 0u;
+          } else {
+            faults = s.fault;
+            if (s.alive &&
+                (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots)) {
+              faults = 4u;
+            }
           }
         }
         if (kMany) tokens = s.tokens;
@@ -221,7 +227,7 @@ __global__ void __launch_bounds__(64 * kPairs,
             copying = heads != 0;
             if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1, 0);
           }
-          if (fresh) {
+          if (fresh && call.checked == 0) {
             if (kPlain && threadIdx.x == 0 && count - index > some && sequence + 1 < call.batch) {
               prefetch_inputs(call, sequence + 1);
             }
@@ -269,7 +275,9 @@ __global__ void __launch_bounds__(64 * kPairs,
             heads = 0;
           }
         }
-        if (fresh && threadIdx.x == 0) call.status[sequence] = status_of(faults);
+        if (fresh && call.checked == 0 && threadIdx.x == 0) {
+          call.status[sequence] = status_of(faults);
+        }
         if (!computes) {
 #pragma unroll 1
           for (int32_t i = 0; i < some; ++i) zero_outputs(head, call, sequence, from + i, 0);

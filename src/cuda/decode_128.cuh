@@ -28,6 +28,10 @@ int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pai
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
                               bool overlaps, bool shares, cudaStream_t stream);
 
+// Checks all sequences of a call and writes their status; folds and decode of the call heed it where
+// call.checked is set. Triggers dependents at once.
+cudaError_t launch_check_128(const Call128& call, bool vector, cudaStream_t stream);
+
 // Blocks that fold together where decode runs at the same time: multiprocessors that share an
 // instruction cache, so that the two do not take it from each other.
 inline constexpr int32_t kFoldGroup128 = 16;
@@ -35,11 +39,12 @@ inline constexpr int32_t kFoldGroup128 = 16;
 cudaError_t groups_that_fold_128(const Call128& call, bool vector, int32_t* groups);
 // Folds every head that is due. A block takes a whole multiprocessor and folds two heads at a time.
 // groups: `blocks` is a multiple of kFoldGroup128, and these lie together. Triggers dependents at
-// once.
+// once, or, where call.checked is set, as soon as the grid before it in the stream, the check, is
+// done.
 cudaError_t launch_fold_128(const Call128& call, bool vector, int32_t blocks, bool groups,
                             cudaStream_t stream);
 
-// Both launches, shaped for the current device.
+// All launches, shaped for the current device.
 cudaError_t decode_128(const Layout& layout, const Call128& call, cudaStream_t stream);
 
 }  // namespace leapquant::cuda

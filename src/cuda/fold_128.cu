@@ -17,7 +17,7 @@ using Kernel = void (*)(Call128, Plan);
 struct Launch {
   Kernel kernel;
   cudaLaunchConfig_t config;
-  cudaLaunchAttribute cluster;
+  cudaLaunchAttribute attribute;
 };
 
 // group: blocks of a cluster. Two teams a block, one where shared memory has no room for two.
@@ -41,10 +41,19 @@ cudaError_t prepare(const Call128& call, bool vector, int32_t group, Launch* lau
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(launch->kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared);  // as the decode beside it
-  if (error != cudaSuccess || group == 1) return error;
-  launch->cluster.id = cudaLaunchAttributeClusterDimension;
-  launch->cluster.val.clusterDim = {static_cast<unsigned>(group), 1, 1};
-  launch->config.attrs = &launch->cluster;
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute& attribute = launch->attribute;
+  launch->config.attrs = &attribute;
+  if (group == 1) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    launch->config.numAttrs = call.checked != 0 ? 1 : 0;  // starts while the check ends
+    return cudaSuccess;
+  }
+  // Not while the check ends: the device makes clusters up of what is free, and would leave half of
+  // a pair of multiprocessors here and there to decode.
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(group), 1, 1};
   launch->config.numAttrs = 1;
   return cudaFuncSetAttribute(launch->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
 }

@@ -209,7 +209,7 @@ struct Turns {
       fence_async_proxy();  // the chunk before has used what arrives now
       start_copies(items[0], turn);
     }
-    check(count);
+    if (call.checked == 0) check(count);
     load_records<kVector, kPlain>(call, plan, shared, items[0], &raw);
 #pragma unroll 1
     for (int32_t i = 0; i < count; ++i) {
@@ -335,6 +335,7 @@ template <bool kVector, bool kPlain>
 static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
     fold_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(128) char all_shared[];
+  if (call.checked != 0) wait_for_previous_grid();  // the check; decode starts after it
   launch_dependents();
   char* shared = all_shared + static_cast<int32_t>(threadIdx.y) * team_bytes(plan);
   const int32_t thread = threadIdx.x;
@@ -358,7 +359,10 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
       const int32_t v_head = static_cast<int32_t>(index) / call.batch;
       const int32_t sequence = static_cast<int32_t>(index) - v_head * call.batch;
       const Sequence128 s = load_sequence(call, sequence);
-      if (s.alive && s.slot < call.num_state_slots && s.window_slot < call.num_window_slots) {
+      const bool sound = call.checked != 0 ? call.status[sequence] == LEAPQUANT_OK
+                                           : s.slot < call.num_state_slots &&
+                                                 s.window_slot < call.num_window_slots;
+      if (s.alive && sound) {
         const int32_t base = *reinterpret_cast<const volatile int32_t*>(
             call.base + int64_t{s.slot} * call.v_heads + v_head);
         const int32_t boundary = last_boundary_of<kPlain>(call, v_head, s.position);

@@ -40,6 +40,7 @@ inline void prefetch_bulk(const void*, uint32_t) {}
 inline void fence_async_proxy() {}
 inline void fence_async_shared() {}
 inline void launch_dependents() {}
+inline void wait_for_previous_grid() {}
 inline void store_release(int32_t* address, int32_t value) { *address = value; }
 inline float load_float_if(bool condition, const void* global) {
   return condition ? *static_cast<const float*>(global) : 0.0f;

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The check of a decode call of heads of 128 x 128 before its folds: a block has a sequence and
+// writes its status. Large calls have it, so that neither folds nor the blocks that share a
+// sequence read its inputs once more for their own verdict; decode_128.cu checks small ones itself.
+#include "cuda/call_128.cuh"
+#include "cuda/decode_128.cuh"
+#include "cuda/ptx.cuh"
+
+namespace leapquant::cuda {
+namespace {
+
+using namespace device_128;
+
+constexpr int32_t kThreads = 256;
+constexpr int32_t kInFlight = 2;  // loads of q, k and v each: a token of 32 heads in one go
+
+template <bool kVector, bool kPlain>
+__global__ void __launch_bounds__(kThreads, 4) check_kernel(const __grid_constant__ Call128 call) {
+  launch_dependents();
+  const auto sequence = static_cast<int32_t>(blockIdx.x);
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const Sequence128 s = load_sequence(call, sequence);
+  uint32_t faults = s.fault;
+  if (s.alive) {  // the same for all threads
+    if (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots) {
+      faults = 4u;
+    } else {
+      const int32_t* bases = call.base + int64_t{s.slot} * call.v_heads;
+#pragma unroll 1
+      for (int32_t h = thread; h < call.v_heads; h += kThreads) {
+        faults |= check_position(call, s, bases[h]);
+      }
+      faults |= check_slots(call, s, thread, kThreads);
+      faults |=
+          check_inputs<kVector, kInFlight, kPlain>(call, sequence, s.tokens, thread, kThreads);
+    }
+  }
+  __shared__ uint32_t found;
+  if (thread == 0) found = 0;
+  __syncthreads();
+  faults = __reduce_or_sync(~0u, faults);
+  if ((thread & 31) == 0 && faults != 0) atomicOr(&found, faults);
+  __syncthreads();
+  if (thread == 0) call.status[sequence] = status_of(found);
+}
+
+}  // namespace
+
+cudaError_t launch_check_128(const Call128& call, bool vector, cudaStream_t stream) {
+  if (call.batch == 0) return cudaSuccess;
+  const auto kernel =
+      vector ? (call.plain != 0 ? check_kernel<true, true> : check_kernel<true, false>)
+             : (call.plain != 0 ? check_kernel<false, true> : check_kernel<false, false>);
+  // As folds and decode: a multiprocessor changes the split of its memory only when it is empty.
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (error != cudaSuccess) return error;
+  kernel<<<static_cast<unsigned>(call.batch), kThreads, 0, stream>>>(call);
+  return cudaGetLastError();
+}
+
+}  // namespace leapquant::cuda
