@@ -64,8 +64,9 @@ constexpr const char* kAllowedFormats =
     "fp32, bf16, int8, int6, int4, int8+, int6+, int4+, int4-compact, or a payload 8, 6, 4, 3 "
     "(8h, 6h, 4h, 3h for half-integers)";
 constexpr const char* kAllowedOptions =
-    "step, r=, f16=, i8=, i4=, scale=fp32|fp16, smooth=none|fp32|log8, window=, stagger=0|1, "
-    "decay=fp32|fp16, fit=default|fixed|warm, rounds=, steps=";
+    "step, r=0..32 or f16=0..32, i8=0..32, i4=0..32 (together at most 32), scale=fp32|fp16, "
+    "smooth=none|fp32|log8, window=1..64, stagger=0|1, decay=fp32|fp16, fit=default|fixed|warm, "
+    "rounds=0..4, steps=NUMBER";
 
 int width(std::string_view text) { return static_cast<int>(text.size()); }
 

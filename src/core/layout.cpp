@@ -56,7 +56,7 @@ Status normalise_state_format(const leapquant_format& given, leapquant_format* f
 Status normalise_fit(leapquant_format* format, Sentence* sentence) {
   const Status bad = LEAPQUANT_INVALID_FORMAT;
   if (Status s = range(sentence, bad, "fit_start", format->fit_start, 0, 2)) return s;
-  if (Status s = range(sentence, bad, "fit_rounds", format->fit_rounds, 0, 4)) return s;
+  if (Status s = range(sentence, bad, "fit_rounds (rounds=)", format->fit_rounds, 0, 4)) return s;
   const bool mixed = format->num_int8 + format->num_int4 > 0;
   const bool none = !mixed && format->num_fp16 == 0;
   if (none) {
@@ -69,7 +69,7 @@ Status normalise_fit(leapquant_format* format, Sentence* sentence) {
   const float largest = static_cast<float>(largest_code(*format));
   if (format->scale_steps == 0.0f) format->scale_steps = default_scale_steps(*format);
   if (!(format->scale_steps >= largest * 0.5f && format->scale_steps <= largest * 2.0f)) {
-    return sentence->say(bad, "scale_steps is %g, expected 0 (default) or %g to %g",
+    return sentence->say(bad, "scale_steps (steps=) is %g, expected 0 (default) or %g to %g",
                          static_cast<double>(format->scale_steps),
                          static_cast<double>(largest) * 0.5, static_cast<double>(largest) * 2.0);
   }
@@ -92,9 +92,9 @@ Status normalise_format(const leapquant_format& given, leapquant_format* format,
   if (Status s = range(sentence, bad, "smoothing", f.smoothing, 0, 2)) return s;
   if (Status s = range(sentence, bad, "value_scale_type", f.value_scale_type, 0, 1)) return s;
   if (Status s = range(sentence, bad, "log_decay_type", f.log_decay_type, 0, 1)) return s;
-  if (Status s = range(sentence, bad, "num_fp16", f.num_fp16, 0, kMaxRank)) return s;
-  if (Status s = range(sentence, bad, "num_int8", f.num_int8, 0, kMaxRank)) return s;
-  if (Status s = range(sentence, bad, "num_int4", f.num_int4, 0, kMaxRank)) return s;
+  if (Status s = range(sentence, bad, "num_fp16 (r=)", f.num_fp16, 0, kMaxRank)) return s;
+  if (Status s = range(sentence, bad, "num_int8 (i8=)", f.num_int8, 0, kMaxRank)) return s;
+  if (Status s = range(sentence, bad, "num_int4 (i4=)", f.num_int4, 0, kMaxRank)) return s;
   if (Status s = range(sentence, bad, "num_fp16 + num_int8 + num_int4",
                        f.num_fp16 + f.num_int8 + f.num_int4, 0, kMaxRank)) {
     return s;

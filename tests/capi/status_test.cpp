@@ -113,7 +113,11 @@ TEST(Status, FormatsAndTheirText) {
   EXPECT_REFUSED(leapquant_format_from_string("int8:window=65", &format), LEAPQUANT_INVALID_FORMAT,
                  "window is 65, expected 1 to 64");
   EXPECT_REFUSED(leapquant_format_from_string("int8:r=33", &format), LEAPQUANT_INVALID_FORMAT,
-                 "num_fp16 is 33");
+                 "num_fp16 (r=) is 33, expected 0 to 32");
+  EXPECT_REFUSED(leapquant_format_from_string("int8:window=0", &format), LEAPQUANT_INVALID_FORMAT,
+                 "window=1..64");
+  EXPECT_REFUSED(leapquant_format_from_string("int8:rounds=5", &format), LEAPQUANT_INVALID_FORMAT,
+                 "fit_rounds (rounds=) is 5, expected 0 to 4");
   EXPECT_REFUSED(leapquant_format_from_string("fp32:r=1", &format), LEAPQUANT_INVALID_FORMAT,
                  "payload_bits is 32");
   EXPECT_REFUSED(leapquant_format_from_string("", &format), LEAPQUANT_INVALID_FORMAT, "''");
