@@ -175,6 +175,11 @@ void check_sizes(const Header& header, std::span<const std::span<const std::byte
 
 }  // namespace
 
+bool begins_as_session(std::span<const std::byte> bytes) {
+  return bytes.size() >= kMagic.size() &&
+         std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
+}
+
 SessionContents parse_session(std::span<const std::byte> bytes, std::string_view label) {
   const Header header = read_header(bytes, label);
   const std::vector<std::span<const std::byte>> sections = read_sections(bytes, header, label);

@@ -56,6 +56,9 @@ class SessionFile {
   SessionContents contents_;
 };
 
+// Whether the bytes begin as those of a session; what follows may be anything.
+bool begins_as_session(std::span<const std::byte> bytes);
+
 // Parses the bytes of a whole file, which must be 16-byte aligned; views point into them. Throws
 // Error with the reason for anything that write_session does not write.
 SessionContents parse_session(std::span<const std::byte> bytes, std::string_view label);

@@ -76,7 +76,13 @@ SavedStates::SavedStates(const std::string& path) : path_(path), file_(path) {
   leapquant_saved_info info = LEAPQUANT_INIT(leapquant_saved_info);
   const leapquant_status status =
       leapquant_inspect(file_.bytes().data(), file_.bytes().size(), &info, nullptr, 0);
-  if (file_.bytes().empty() || status == LEAPQUANT_BAD_MAGIC) {
+  if (file_.bytes().empty() ||
+      (status == LEAPQUANT_BAD_MAGIC && !runtime::begins_as_session(file_.bytes()))) {
+    throw runtime::Error(label +
+                         " begins neither as a saved state does nor as a session; name one that "
+                         "leapquant wrote, whole.");
+  }
+  if (status == LEAPQUANT_BAD_MAGIC) {
     session_.emplace(path);
     blobs_ = session_->contents().blobs;
     for (std::size_t layer = 0; layer < blobs_.size(); ++layer) {
