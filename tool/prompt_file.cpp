@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <map>
 #include <string_view>
 
 #include "runtime/error.h"
@@ -27,6 +28,7 @@ constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
 std::vector<NamedPrompt> read_prompt_file(const std::string& path) {
   const std::string text = runtime::read_text_file(path, kMaxFileBytes);
   std::vector<NamedPrompt> prompts;
+  std::map<std::string, std::size_t> line_of;  // by id, which alone tells the answers apart
   std::size_t number = 0;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
@@ -40,6 +42,12 @@ std::vector<NamedPrompt> read_prompt_file(const std::string& path) {
     NamedPrompt& prompt = prompts.emplace_back();
     prompt.text = object.string("prompt");
     prompt.id = object.contains("id") ? object.string("id") : std::to_string(number);
+    const auto [first, is_new] = line_of.emplace(prompt.id, number);
+    if (!is_new) {
+      throw runtime::Error(label + " has the id " + runtime::in_quotes(prompt.id) + " of line " +
+                           std::to_string(first->second) +
+                           "; give every prompt its own. A line without one has its number.");
+    }
     prompt.name = "The prompt in " + label;
     if (object.contains("max_tokens")) {
       prompt.max_tokens = object.integer("max_tokens", 0, kMaxTokens);
