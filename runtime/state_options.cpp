@@ -68,10 +68,10 @@ leapquant_format apply(const StateOptions& options, leapquant_format format, boo
   if (options.rank.has_value()) {
     if (format.num_fp16 == 0 || step) {
       throw Error(fmt::format(
-          "A rank applies to formats with FP16 compensators only (int8, int6, int4); {} has {} "
-          "FP16, {} INT8 and {} INT4 ones{}.",
-          print(format), format.num_fp16, format.num_int8, format.num_int4,
-          step ? " and the policy step keeps none" : ""));
+          "A rank applies to formats with FP16 compensators only (int8, int6, int4); {}.",
+          step ? "the policy step keeps none"
+               : fmt::format("{} has {} INT8 and {} INT4 ones", print(format), format.num_int8,
+                             format.num_int4)));
     }
     format.num_fp16 = *options.rank;
   }

@@ -13,6 +13,18 @@
 #include "tool/verb.h"
 
 namespace leapquant::tool {
+namespace {
+
+bool has_compensators(const runtime::StateFormat& state) {
+  for (const runtime::LayerFormat& layer : state.layers) {
+    for (const leapquant_format& format : layer.formats) {
+      if (format.num_fp16 + format.num_int8 + format.num_int4 > 0) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 void StateArguments::add_to(CLI::App& app, const std::string& default_state, bool several) {
   state_ = default_state;
@@ -54,6 +66,7 @@ std::vector<runtime::StateFormat> StateArguments::resolve(const std::string& sta
   };
   std::vector<runtime::StateFormat> formats;
   bool smoothing_matters = false;
+  bool rank_matters = false;
   std::string first_refusal;
   for (const std::string& entry : split_states(states)) {
     runtime::StateOptions options;
@@ -61,10 +74,14 @@ std::vector<runtime::StateFormat> StateArguments::resolve(const std::string& sta
     if (policy_ == "window") options.policy = runtime::StatePolicy::kWindow;
     if (policy_ == "step") options.policy = runtime::StatePolicy::kStep;
     if (window_option_->count() > 0) options.window = window_;
-    if (rank_option_->count() > 0) options.rank = rank_;
     if (stagger_option_->count() > 0) options.stagger = stagger_;
     options.smoothing = !no_smoothing_;
     try {
+      // Plain formats of a given list are left as they are; the list that nobody gave loses them.
+      if (rank_option_->count() > 0 && (is_default || has_compensators(resolve_entry(options)))) {
+        options.rank = rank_;
+        rank_matters = true;
+      }
       runtime::StateFormat format = resolve_entry(options);
       const auto changes = [&](auto unset) {
         runtime::StateOptions without = options;
@@ -100,6 +117,11 @@ std::vector<runtime::StateFormat> StateArguments::resolve(const std::string& sta
   if (formats.empty()) throw UsageError(first_refusal);
   refuse_repeated_states(formats);
   refuse_unused_options(formats);
+  if (rank_option_->count() > 0 && !rank_matters) {
+    throw UsageError(
+        "--rank has no meaning for formats that have no compensators, as fp32, bf16 and all at "
+        "--policy step.");
+  }
   if (no_smoothing_ && !smoothing_matters) {
     throw UsageError(
         "--no-smoothing has no meaning for formats that have no smoothing factors, as fp32, bf16 "

@@ -23,6 +23,10 @@ for state in fp32 bf16:window=16 int8:step int8:smooth=none; do
   refuse "--no-smoothing has no meaning" inspect "$model" --state "$state" --no-smoothing
 done
 refuse "--no-smoothing has no meaning" inspect "$model" --policy step --no-smoothing
+for state in fp32 bf16:window=16 int8:step fp32,bf16; do
+  refuse "--rank has no meaning for formats that have no compensators" \
+    inspect "$model" --state "$state" --rank 2
+done
 refuse "--threads names 1 twice" bench --threads 1,2 --threads 1
 refuse "--batch names 64 twice" bench model --shape qwen3.5-9b --random-weights --batch 64,1,64
 refuse "--no-thinking needs --chat" generate --model "$model" --prompt x --no-thinking
@@ -34,6 +38,7 @@ done
 # One of the formats has a window; and a state per step has none to be staggered.
 "$tool" inspect "$model" --state fp32,int8 --window 8 --stagger >out || exit 98
 "$tool" inspect "$model" --policy step --no-stagger >out || exit 97
+"$tool" inspect "$model" --state fp32,int8 --rank 4 >out || exit 94
 "$tool" inspect "$model" --state fp32,int8 --no-smoothing >out || exit 95
 "$tool" generate --model "$model" --prompt x --temperature 1 --top-p 0.9 --max-tokens 2 --quiet \
   >out || exit 96
