@@ -132,7 +132,7 @@ void add_bench_model(CLI::App& bench, Verbs& verbs) {
       ->check(whole_number(16, 256))
       ->capture_default_str();
   verb->add_option("--kv", arguments->kv, "type of the KV cache")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->check(one_of({"fp32", "bf16"}))
       ->capture_default_str();
   arguments->state.add_to(*verb, "fp32,bf16,int8", true);
   arguments->device.add_to(*verb);

@@ -3,18 +3,19 @@
 // See device_arguments.h.
 #include "tool/device_arguments.h"
 
+#include "tool/option_checks.h"
 #include "tool/verb.h"
 
 namespace leapquant::tool {
 
 void DeviceArguments::add_to(CLI::App& app) {
   app.add_option("--device", device_, "where the model runs: cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->check(one_of({"cpu", "cuda"}))
       ->capture_default_str();
   activations_option_ =
       app.add_option("--activations", activations_,
                      "type of weights and activations on cuda; the CPU computes in fp32")
-          ->check(CLI::IsMember({"bf16", "fp32"}))
+          ->check(one_of({"bf16", "fp32"}))
           ->capture_default_str();
 }
 

@@ -12,6 +12,7 @@
 #include "runtime/error.h"
 #include "tool/console.h"
 #include "tool/option_checks.h"
+#include "tool/usage_sentences.h"
 #include "tool/verb.h"
 
 namespace leapquant::tool {
@@ -20,48 +21,6 @@ namespace {
 constexpr int kDone = 0;
 constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
-
-const CLI::App& deepest(const CLI::App& app) {
-  const auto chosen = app.get_subcommands();
-  return chosen.empty() ? app : deepest(*chosen.front());
-}
-
-std::string help_hint(const CLI::App& app) {
-  std::string path;
-  for (const CLI::App* at = &deepest(app); at != nullptr; at = at->get_parent()) {
-    path = at->get_name() + (path.empty() ? "" : " " + path);
-  }
-  return "see '" + path + " --help'.";
-}
-
-// A sentence about what stands where the name of a verb should: the parser only says that one is
-// missing. Empty where nothing stands there.
-std::string unknown_verb(const CLI::App& app) {
-  const CLI::App& last = deepest(app);
-  std::string names;
-  for (const CLI::App* verb : last.get_subcommands([](const CLI::App*) { return true; })) {
-    names += (names.empty() ? "" : ", ") + verb->get_name();
-  }
-  if (names.empty()) return "";
-  for (const std::string& word : last.remaining()) {
-    if (!word.starts_with('-')) {
-      return "'" + word + "' is no verb of " + last.get_name() + "; known here: " + names;
-    }
-  }
-  return "";
-}
-
-// A sentence about an option that the verb does not have: where another one is missing, the parser
-// tells of that one only, though it may be the same misspelt. Empty where there is none.
-std::string unknown_option(const CLI::App& app) {
-  const CLI::App& last = deepest(app);
-  for (const std::string& word : last.remaining()) {
-    if (word.size() > 1 && word.starts_with('-')) {
-      return "'" + word + "' is no option of " + last.get_name();
-    }
-  }
-  return "";
-}
 
 int run(int count, char** arguments) {
   CLI::App app(
@@ -95,11 +54,7 @@ int run(int count, char** arguments) {
     print(std::string(version.what()) + "\n");
     return kDone;
   } catch (const CLI::ParseError& error) {
-    std::string unknown = unknown_verb(app);
-    if (unknown.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
-      unknown = unknown_option(app);
-    }
-    complain((unknown.empty() ? error.what() : unknown) + "; " + help_hint(app));
+    complain(usage_sentence(app, error) + "; " + help_hint(app));
     return kWrongUsage;
   }
   try {

@@ -56,6 +56,15 @@ CLI::Validator number(double least, Least bound, double most) {
       range);
 }
 
+CLI::Validator one_of(const std::vector<std::string>& words) {
+  return CLI::Validator(
+      [words](std::string& text) {
+        if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
+        return fmt::format("must be {}, found '{}'", fmt::join(words, " or "), text);
+      },
+      fmt::format("{}", fmt::join(words, "|")));
+}
+
 void refuse_options(const CLI::App& verb, const std::vector<std::string>& names,
                     const std::string& why) {
   for (const std::string& name : names) {

@@ -24,6 +24,9 @@ enum class Least { kIncluded, kExcluded };
 // A finite number from least (or above it) to most, which is included.
 CLI::Validator number(double least, Least bound, double most);
 
+// One of these words.
+CLI::Validator one_of(const std::vector<std::string>& words);
+
 // Throws UsageError, "--name <why>.", for the first of these options of a verb that was given: what
 // would be left aside is refused.
 void refuse_options(const CLI::App& verb, const std::vector<std::string>& names,

@@ -40,7 +40,7 @@ void StateArguments::add_to(CLI::App& app, const std::string& default_state, boo
   app.add_option("--policy", policy_,
                  "window: the state is rounded once per window; step: after every token, without "
                  "compensators and smoothing (default: fp32 and bf16 step, others window)")
-      ->check(CLI::IsMember({"window", "step"}));
+      ->check(one_of({"window", "step"}));
   window_option_ =
       app.add_option("--window", window_, "tokens per window")->check(whole_number(1, 64));
   rank_option_ =

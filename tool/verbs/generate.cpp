@@ -339,7 +339,7 @@ void add_generate(CLI::App& app, Verbs& verbs) {
       ->check(whole_number(1, 65536))
       ->capture_default_str();
   arguments->kv_option = verb->add_option("--kv", arguments->kv, "type of the KV cache")
-                             ->check(CLI::IsMember({"fp32", "bf16"}))
+                             ->check(one_of({"fp32", "bf16"}))
                              ->capture_default_str();
   verb->add_option("--memory", arguments->memory,
                    "limit for states and KV cache, such as 8GiB (default: three quarters of what "
