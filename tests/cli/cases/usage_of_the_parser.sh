@@ -10,10 +10,11 @@ refuse() { # <pattern> <words of the call>...
   shift
   "$tool" "$@" >out 2>err
   # shellcheck disable=SC2053
-  [[ $? == 2 && ! -s out && "$(cat err)" == "leapquant: "$pattern"; see 'leapquant"*" --help'." ]] || {
-    echo "$*: $(cat err)" >&2
-    exit 99
-  }
+  [[ $? == 2 && ! -s out && "$(cat err)" == "leapquant: "$pattern"; see 'leapquant"*"--help'." ]] ||
+    {
+      echo "$*: $(cat err)" >&2
+      exit 99
+    }
 }
 refuse "leapquant needs a verb: run, generate, *"
 refuse "state needs a verb: save, verify, *" state
