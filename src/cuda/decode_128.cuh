@@ -28,8 +28,8 @@ int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pai
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
                               bool overlaps, bool shares, cudaStream_t stream);
 
-// Checks all sequences of a call and writes their status; folds and decode of the call heed it where
-// call.checked is set. Triggers dependents at once.
+// Checks all sequences of a call and writes their status; folds and decode of the call heed it
+// where call.checked is set. Triggers dependents at once.
 cudaError_t launch_check_128(const Call128& call, bool vector, cudaStream_t stream);
 
 // Blocks that fold together where decode runs at the same time: multiprocessors that share an
