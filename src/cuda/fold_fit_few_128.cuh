@@ -42,26 +42,20 @@ struct FoldFitFew : FoldFit {
     return 16.0f * p1 >= gram[2] && 16.0f * p2 >= gram[5] && 16.0f * p3 >= g33;
   }
 
-  // The columns' value sides: high and low parts, or with `last` as they are stored, in the
-  // boundary state as well.
-  __device__ __forceinline__ void put_columns(const float4 (&x)[4], bool last,
-                                              bool* saturated) const {
-#pragma unroll
-    for (int32_t c = 0; c < 4; ++c) {
-      if (c >= rank()) continue;
+  // The columns in `sides` become operands: high parts and, for another round, low ones; with
+  // `last` the high parts are what is stored. One after another: code costs more than time here.
+  __device__ __forceinline__ void put_columns(bool last) const {
+#pragma unroll 1
+    for (int32_t c = 0; c < rank(); ++c) {
+      const float4 x = reinterpret_cast<const float4*>(sides() + c * kStride)[lane()];
       uint2 high, low;
-      if (last) {
-        high = make_uint2(to_half_saturated(x[c].x, saturated) |
-                              static_cast<uint32_t>(to_half_saturated(x[c].y, saturated)) << 16,
-                          to_half_saturated(x[c].z, saturated) |
-                              static_cast<uint32_t>(to_half_saturated(x[c].w, saturated)) << 16);
-        reinterpret_cast<uint2*>(boundary() + format.fp16_values + c * 256)[lane()] = high;
-      } else {
-        split(x[c].x, x[c].y, &high.x, &low.x);
-        split(x[c].z, x[c].w, &high.y, &low.y);
-        reinterpret_cast<uint2*>(column(c, kLowAt))[lane()] = low;
-      }
+      split(x.x, x.y, &high.x, &low.x);
+      split(x.z, x.w, &high.y, &low.y);
       reinterpret_cast<uint2*>(column(c, 0))[lane()] = high;
+      reinterpret_cast<uint2*>(column(c, kLowAt))[lane()] = low;
+      if (last) {
+        reinterpret_cast<uint2*>(boundary() + format.fp16_values + c * 256)[lane()] = high;
+      }
     }
   }
 
@@ -82,14 +76,16 @@ struct FoldFitFew : FoldFit {
                                               const Meanwhile& meanwhile) const {
     const bool cold = start_columns();
     const int32_t rounds = cold ? 3 : format.fit_rounds;
-    bool saturated = false;
-    // Four columns' high parts and their low parts are the operand's eight.
+    // Four columns' high parts and their low parts are the operand's eight; at last the high parts.
     const uint32_t parts = shared_address(shared + kColumnsAt) + (lane() & 3) * kColumnBytes +
                            kLowAt * ((lane() >> 2) & 1) + 16 * (lane() >> 3);
+    float d[4];
 #pragma unroll 1
-    for (int32_t round = 0; round < rounds; ++round) {
-      float d[4] = {};
-      times<false>(parts, d);
+    for (int32_t left = rounds;; --left) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) d[i] = 0.0f;
+      times<false>(left > 0 ? parts : columns_from(0), d);
+      if (left == 0) break;
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) d[i] += __shfl_xor_sync(kAll, d[i], 2);
       put_projection(0, d);
@@ -97,7 +93,6 @@ struct FoldFitFew : FoldFit {
       power(0, rank());
       sync_team();
       if (warp() == 0) {
-        const bool last = round + 1 == rounds;
         float4 x[4];
 #pragma unroll
         for (int32_t c = 0; c < 4; ++c) {
@@ -106,26 +101,28 @@ struct FoldFitFew : FoldFit {
             x[c] = reinterpret_cast<const float4*>(sides() + c * kStride)[lane()];
           }
         }
-        const int32_t passes = cold || last ? 2 : 1;
+        const int32_t passes = cold || left == 1 ? 2 : 1;
 #pragma unroll 1
         for (int32_t pass = 0; pass < passes; ++pass) {
           if (orthonormalise(x, pass == 1)) break;
         }
-        put_columns(x, last, &saturated);
-      } else if (round == 0) {
+#pragma unroll
+        for (int32_t c = 0; c < 4; ++c) {
+          if (c < rank()) reinterpret_cast<float4*>(sides() + c * kStride)[lane()] = x[c];
+        }
+        put_columns(left == 1);
+      } else if (left == rounds) {
         meanwhile();
       }
       sync_team();
     }
-    subtract_few(s, &saturated);
-    return saturated ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
+    return subtract_few(s, d) ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
   }
 
-  // Key sides S V of the rounded columns, rounded and stored; what they decode to is the operand
-  // as it lies.
-  __device__ __forceinline__ void subtract_few(State* s, bool* saturated) const {
-    float d[4] = {};
-    times<false>(columns_from(0), d);
+  // Key sides of the rounded columns, given S V, rounded and stored; what they decode to is the
+  // operand as it lies. Returns whether one saturates.
+  __device__ __forceinline__ bool subtract_few(State* s, const float (&d)[4]) const {
+    bool saturated = false;
     const float scale = at<float>(kScalesAt)[0];
     const float unscale = at<float>(kScalesAt)[1];
     uint32_t b[2];
@@ -135,7 +132,7 @@ struct FoldFitFew : FoldFit {
 #pragma unroll
       for (int32_t e = 0; e < 2; ++e) {
         const int32_t c = 2 * t() + e;
-        const unsigned short half = to_half_saturated(d[2 * n + e] * unscale, saturated);
+        const unsigned short half = to_half_saturated(d[2 * n + e] * unscale, &saturated);
         if (c < rank()) {
           reinterpret_cast<unsigned short*>(boundary() + format.fp16_keys +
                                             c * 256)[operand_key(n)] = half;
@@ -155,6 +152,7 @@ struct FoldFitFew : FoldFit {
         mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], b[1]);
       }
     }
+    return saturated;
   }
 };
 

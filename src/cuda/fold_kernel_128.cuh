@@ -35,74 +35,41 @@ __host__ __device__ constexpr int32_t team_bytes(const Plan& plan) {
   return (plan.list + kChunk * kItemBytes + 32 + 127) & ~127;
 }
 
-// A head's window: keys and corrections as they lie, a record a warp; vector decays in FP32 into
-// shared memory, scalar ones as they are, one in each lane of the last warp.
-template <bool kVector, bool kPlain>
-__device__ __forceinline__ void load_records(const Call128& call, const Plan& plan, char* shared,
-                                             const Item& item, Fold::Records* raw) {
+// Vector decays of a head's records in FP32 into shared memory, a record a warp.
+template <bool kPlain>
+__device__ __forceinline__ void load_decays(const Call128& call, const Plan& plan, char* shared,
+                                            const Item& item) {
   const int32_t thread = fresh_copy(static_cast<int32_t>(threadIdx.x));
   const int32_t lane = thread & 31;
-  const int32_t warp = thread >> 5;
   const int32_t records = min(item.boundary - item.base, call.ring_tokens);
-  const char* window = call.windows + item.window_slot * call.window_stride;
-  const char* keys = window + quotient<kPlain>(item.v_head, call.group) * call.key_head_stride;
-  const char* corrections = window + call.corrections + item.v_head * call.correction_head_stride;
-  const char* decays = window + call.log_decays + item.v_head * call.decay_head_stride;
+  const char* decays = call.windows + item.window_slot * call.window_stride + call.log_decays +
+                       item.v_head * call.decay_head_stride;
   const int32_t start = modulo<kPlain>(item.base, call.ring_tokens);
-#pragma unroll
-  for (int32_t i = 0; i < 4; ++i) {  // a record past the last is the last again
-    raw->key[i] = raw->u[i] = make_uint2(0, 0);
-    if (i >= 2 && records <= 2 * kWarps) continue;
-    const int32_t r = min(warp + kWarps * i, records - 1);
+#pragma unroll 2
+  for (int32_t r = thread >> 5; r < records; r += kWarps) {
     const int32_t ring = start + r - (start + r >= call.ring_tokens ? call.ring_tokens : 0);
-    raw->key[i] = reinterpret_cast<const uint2*>(keys + ring * 256)[lane];
-    raw->u[i] = reinterpret_cast<const uint2*>(corrections + ring * 256)[lane];
-    if (kVector && r == warp + kWarps * i) {
-      reinterpret_cast<float4*>(shared + plan.decays + r * 512)[lane] =
-          call.decay_bytes == 4
-              ? reinterpret_cast<const float4*>(decays + ring * 512)[lane]
-              : widen(reinterpret_cast<const uint2*>(decays + ring * 256)[lane], LEAPQUANT_FP16);
-    }
-  }
-  if (!kVector && warp == kWarps - 1) {
-    raw->decay = load_float_if(lane < records && call.stored_decay != 0,
-                               reinterpret_cast<const float*>(decays) +
-                                   modulo<kPlain>(item.base + lane, call.ring_tokens));
+    reinterpret_cast<float4*>(shared + plan.decays + r * 512)[lane] =
+        call.decay_bytes == 4
+            ? reinterpret_cast<const float4*>(decays + ring * 512)[lane]
+            : widen(reinterpret_cast<const uint2*>(decays + ring * 256)[lane], LEAPQUANT_FP16);
   }
 }
 
-// The factors of the records from the log decays that a warp's lanes hold.
-__device__ __forceinline__ void put_record_factors(char* shared, int32_t lane, float x) {
-  float after = __shfl_down_sync(kAll, x, 1);  // sum over the records after this one
-  if (lane == 31) after = 0.0f;
+// Entries that are not finite become 0.
+__device__ __forceinline__ void clear_non_finite(State* x) {
 #pragma unroll
-  for (int32_t step = 1; step < 32; step <<= 1) {
-    const float other = __shfl_down_sync(kAll, after, step);
-    if (lane + step < 32) after += other;
+  for (int32_t m = 0; m < 16; ++m) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      float& entry = x->at[m / 8][m % 8][i];
+      if (!(fabsf(entry) <= kLargestFloat)) entry = 0.0f;
+    }
   }
-  float* factors = reinterpret_cast<float*>(shared + kRecordFactorsAt);
-  factors[lane] = exp_fast(after);
-  if (lane == 0) factors[32] = exp_fast(after + x);
 }
 
 // Scales the state to a norm of 2^7 to 2^8 where it lies outside of 2^3 to 2^13, and notes by how
-// much; `scale`: what it was multiplied by before. Entries that are not finite become 0. Returns
-// the flags; *zero: the state is.
-__device__ __forceinline__ uint32_t normalise(const Fold& fold, State* x, float scale, bool* zero) {
-  uint32_t flags = 0;
-  float energy = fold.block_sum(squares(*x), 0);
-  if (!(energy <= 3.402823466e38f)) {
-    flags |= LEAPQUANT_HEALTH_NON_FINITE;
-#pragma unroll
-    for (int32_t m = 0; m < 16; ++m) {
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) {
-        float& entry = x->at[m / 8][m % 8][i];
-        if (!(fabsf(entry) <= 3.402823466e38f)) entry = 0.0f;
-      }
-    }
-    energy = fminf(fold.block_sum(squares(*x), 1), 3.402823466e38f);
-  }
+// much, for after the next barrier; `scale`: what it was multiplied by before.
+__device__ __forceinline__ void normalise(const Fold& fold, State* x, float scale, float energy) {
   const int32_t before = static_cast<int32_t>(__float_as_uint(scale) >> 23) - 127;
   const int32_t square = static_cast<int32_t>(__float_as_uint(energy) >> 23) - 127;
   int32_t all = before;
@@ -112,13 +79,11 @@ __device__ __forceinline__ uint32_t normalise(const Fold& fold, State* x, float 
     more = power_of_two(all - before);
     multiply(x, more);
   }
-  *zero = energy == 0.0f;
-  if (fold.thread() == 0) {  // read after the next barrier
+  if (fold.thread() == 0) {
     fold.at<float>(kScalesAt)[0] = power_of_two(all);
     fold.at<float>(kScalesAt)[1] = power_of_two(-all);
     fold.at<float>(kScalesAt)[2] = energy * more * more;
   }
-  return flags;
 }
 
 // A block's turns at the heads on its list. The next head's boundary state and records arrive, and
@@ -130,33 +95,55 @@ struct Turns {
   char* shared;
   Item* items;
   int32_t* faults;   // of an item's sequence, or more records than the ring has
-  uint32_t barrier;  // counts the bytes of the boundary state
+  uint32_t barrier;  // counts the bytes of the boundary state; behind it one for the records
   uint32_t parity;
   int32_t turn;
 
-  __device__ __forceinline__ void start_copies(const Item& item, int32_t at) const {
+  __device__ __forceinline__ void start_state(const Item& item, int32_t at) const {
     const HeadFormat128& format = kPlain ? call.classes[0] : format_of(call, item.v_head);
     const char* from = boundary_of(call, item.slot, item.v_head);
     const auto codes = static_cast<uint32_t>(Fold::payload_of(format));
     const uint32_t tail = static_cast<uint32_t>(format.bytes) - codes;
     barrier_expect(barrier, static_cast<uint32_t>(format.bytes));
-    bulk_copy(shared_address(shared + plan.halves + at * plan.half_bytes), from, codes, barrier);
+    bulk_copy(shared_address(shared + plan.codes + at * plan.codes_apart), from, codes, barrier);
     if (tail != 0) {
       bulk_copy(shared_address(shared + plan.tails + at * plan.tail_bytes), from + codes, tail,
                 barrier);
     }
   }
 
-  // A head's records, and its boundary state where that waits, to the second cache level.
-  __device__ __forceinline__ void prefetch(const Item& item) const {
-    if (plan.turns == 0) {
-      prefetch_bulk(boundary_of(call, item.slot, item.v_head),
-                    static_cast<uint32_t>(format_of(call, item.v_head).bytes));
-    }
+  // A head's rings of keys, corrections and scalar decays. Where decays begin between two blocks of
+  // 16 bytes, these are copied whole.
+  __device__ __forceinline__ const char* decays_of(const Item& item) const {
+    return call.windows + item.window_slot * call.window_stride + call.log_decays +
+           item.v_head * call.decay_head_stride;
+  }
+  __device__ __forceinline__ void start_records(const Item& item) const {
     const char* window = call.windows + item.window_slot * call.window_stride;
     const auto bytes = static_cast<uint32_t>(call.ring_tokens) * 256u;
-    prefetch_bulk(window + quotient<kPlain>(item.v_head, call.group) * call.key_head_stride, bytes);
-    prefetch_bulk(window + call.corrections + item.v_head * call.correction_head_stride, bytes);
+    const uint32_t to = shared_address(shared + plan.records);
+    const char* decays = decays_of(item);
+    const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(decays)) & 15u;
+    const uint32_t decay_bytes =
+        kVector || call.stored_decay == 0
+            ? 0u
+            : (before + 4u * static_cast<uint32_t>(call.ring_tokens) + 15u) & ~15u;
+    barrier_expect(barrier + 8, 2 * bytes + decay_bytes);
+    bulk_copy(to, window + quotient<kPlain>(item.v_head, call.group) * call.key_head_stride, bytes,
+              barrier + 8);
+    bulk_copy(to + bytes, window + call.corrections + item.v_head * call.correction_head_stride,
+              bytes, barrier + 8);
+    if (decay_bytes != 0) bulk_copy(to + 2 * bytes, decays - before, decay_bytes, barrier + 8);
+  }
+  // The same where it has arrived.
+  __device__ __forceinline__ Fold::Records records_of(const Item& item) const {
+    const int32_t bytes = call.ring_tokens * 256;
+    const char* at = shared + plan.records;
+    const auto before = static_cast<int32_t>(reinterpret_cast<uintptr_t>(decays_of(item)) & 15u);
+    return {
+        at, at + bytes,
+        call.stored_decay != 0 ? reinterpret_cast<const float*>(at + 2 * bytes + before) : nullptr,
+        modulo<kPlain>(item.base, call.ring_tokens), call.ring_tokens};
   }
 
   // Checks the sequences of all items: slots named twice with all threads, what a sequence has with
@@ -204,13 +191,17 @@ struct Turns {
 
   __device__ __forceinline__ void fold_all(int32_t count) {
     int32_t sent = -1;
-    Fold::Records raw;
     if (threadIdx.x == kSender) {
       fence_async_proxy();  // the chunk before has used what arrives now
-      start_copies(items[0], turn);
+      start_records(items[0]);
+      start_state(items[0], turn);
     }
-    if (call.checked == 0) check(count);
-    load_records<kVector, kPlain>(call, plan, shared, items[0], &raw);
+    if (kVector) load_decays<kPlain>(call, plan, shared, items[0]);
+    if (call.checked == 0) {
+      check(count);
+    } else if (kVector) {
+      sync_team();
+    }
 #pragma unroll 1
     for (int32_t i = 0; i < count; ++i) {
       const int32_t thread = fresh_copy(static_cast<int32_t>(threadIdx.x));
@@ -219,44 +210,53 @@ struct Turns {
       const bool more = i + 1 < count;
       const HeadFormat128& format = kPlain ? call.classes[0] : format_of(call, item.v_head);
       const Fold fold = {{{{{call, plan, format, shared, turn, thread}}}}};
+      // Moves the last head's base, and lets copies go where it was.
       const auto copy_next = [&] {
+        release(&sent);
         if (thread != kSender || !more) return;
         fence_async_proxy();
-        start_copies(items[i + 1], turn ^ plan.turns);
+        start_records(items[i + 1]);
+        if (plan.turns != 0) start_state(items[i + 1], turn ^ 1);
       };
-      if (thread == kSender) bulk_stores_wait();
+      barrier_wait(barrier + 8, parity);
       barrier_wait(barrier, parity);
-      if (!kVector && fold.warp() == kWarps - 1) {
-        put_record_factors(shared, fold.lane(), raw.decay);
-      }
-      sync_team();
       if (faults[i] == 0) {
         State x;
-        const float scale = fold.template prepare<kVector>(raw, records);
+        const float scale = fold.template prepare<kVector>(records_of(item), records);
         fold.rebuild(&x, (records + fold.rank() + 7) & ~7);
-        bool zero;
-        uint32_t flags = normalise(fold, &x, scale, &zero);
+        uint32_t flags = 0;
+        float energy = fold.block_sum(squares(x), 0);
+        if (!(energy <= kLargestFloat)) {
+          flags |= LEAPQUANT_HEALTH_NON_FINITE;
+          clear_non_finite(&x);
+          energy = fminf(fold.block_sum(squares(x), 1), kLargestFloat);
+        }
+        normalise(fold, &x, scale, energy);
         if (fold.rank() > 0) fold.store_matrix(x);
         sync_team();
-        flags |= fold.fit_any(&x, zero, [&] { release(&sent); });
+        flags |= fold.fit_any(&x, energy == 0.0f, copy_next);
         const auto free = [&] {
-          if (thread == kSender && more) prefetch(items[i + 1]);
-          if (plan.turns != 0) copy_next();
+          if (plan.turns == 0 && thread == kSender && more) {
+            const Item& next = items[i + 1];
+            prefetch_bulk(boundary_of(call, next.slot, next.v_head),
+                          static_cast<uint32_t>(format_of(call, next.v_head).bytes));
+          }
         };
         finish(fold, item, &x, flags, free);
-        load_records<kVector, kPlain>(call, plan, shared, items[min(i + 1, count - 1)], &raw);
+        if (kVector && more) load_decays<kPlain>(call, plan, shared, items[i + 1]);
         sync_team();
         send(fold, item);
-        if (plan.turns == 0) {
-          if (thread == kSender) bulk_stores_wait();
-          copy_next();
-        }
         sent = i;
       } else {
         sync_team();
         copy_next();
-        release(&sent);
-        load_records<kVector, kPlain>(call, plan, shared, items[min(i + 1, count - 1)], &raw);
+        if (kVector && more) load_decays<kPlain>(call, plan, shared, items[i + 1]);
+        sync_team();
+      }
+      if (plan.turns == 0 && thread == kSender && more) {
+        bulk_stores_wait();
+        fence_async_proxy();
+        start_state(items[i + 1], turn);
       }
       parity ^= 1u;
       turn ^= plan.turns;
@@ -343,7 +343,10 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
   int32_t* faults = reinterpret_cast<int32_t*>(items + kChunk);
   int32_t* count = faults + kChunk;
   const uint32_t barrier = shared_address(count + 2);
-  if (thread == 0) barrier_init(barrier, 1);
+  if (thread == 0) {
+    barrier_init(barrier, 1);
+    barrier_init(barrier + 8, 1);
+  }
   fence_async_proxy();
   Turns<kVector, kPlain> turns = {call, plan, shared, items, faults, barrier, 0u, 0};
 

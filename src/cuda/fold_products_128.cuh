@@ -15,9 +15,8 @@ struct FoldProducts : FoldState {
   // 0, columns 2 t and 2 t + 1; d[2], d[3]: of tile 1.
   template <bool kLows>
   __device__ __forceinline__ void times(uint32_t row, float (&d)[4]) const {
-    const uint32_t state = shared_address(shared + plan.halves) +
-                           ((lane() & 7) + 8 * (lane() >> 4)) * kMatrixRow + 32 * warp() +
-                           16 * ((lane() >> 3) & 1);
+    const uint32_t state = matrix() + ((lane() & 7) + 8 * (lane() >> 4)) * kMatrixRow +
+                           32 * warp() + 16 * ((lane() >> 3) & 1);
     float e[4] = {};
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
@@ -53,8 +52,8 @@ struct FoldProducts : FoldState {
   // sides [first .. first + 7][value] = S^T (the FP16 key sides), the warp's 16 values. As precise
   // as FP16: it only turns the columns, what is stored is rounded to FP16 or less.
   __device__ __forceinline__ void power(int32_t first, int32_t count) const {
-    const uint32_t state = shared_address(shared + plan.halves) +
-                           (16 * warp() + (lane() & 15)) * kMatrixRow + 16 * (lane() >> 4);
+    const uint32_t state =
+        matrix() + (16 * warp() + (lane() & 15)) * kMatrixRow + 16 * (lane() >> 4);
     const uint32_t keys = columns_from(first) + kKeysAt;
     float d[4] = {}, e[4] = {};
 #pragma unroll

@@ -44,18 +44,19 @@ constexpr int32_t kNearPartsAt = 768;     // [8], likewise
 constexpr int32_t kInversesAt = 1152;     // [8][kInverseRow] (factor of codes, step)
 constexpr int32_t kReductionsAt = 2304;   // [8][8]
 constexpr int32_t kMagnitudesAt = kReductionsAt + 256;  // [3][8]
-constexpr int32_t kRecordFactorsAt = 2656;              // [33]
 constexpr int32_t kAliveAt = 2800;                      // [32]
 constexpr int32_t kValueScalesAt = 2928;                // [32]
 constexpr int32_t kScalesAt = 3056;                     // scale, unscale, energy
 constexpr int32_t kColumnsAt = 3072;
 // Then, with places that a call's formats decide: the fit's columns and products of them;
-// what follows the codes in a boundary state; the codes, and the rows of the rebuild (records, then
-// compensators); vector decays. The FP16 copy of the state lies over codes and rows while neither
-// is there: after the rebuild, before the codec. With `turns` (few compensators) codes and rows
-// change places from fold to fold, so that the next fold's codes can arrive where the rows were.
+// what follows the codes in a boundary state; the codes; the rows of the rebuild (records, then
+// compensators); records as they lie in the window; vector decays. The FP16 copy of the state lies
+// over codes and rows while neither is there: after the rebuild, before the codec. With `turns`
+// (few compensators) there is a second place for codes, behind the rows, and one for what follows
+// them: the next fold's arrive while this fold's are in use.
 struct Plan {
-  int32_t gram, tails, tail_bytes, halves, half_bytes, decays, list, turns;
+  int32_t gram, tails, tail_bytes, codes, code_bytes, codes_apart, rows, records, decays, list;
+  int32_t turns;
 };
 
 __host__ __device__ constexpr int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -68,16 +69,13 @@ __host__ __device__ constexpr Plan plan_of(int32_t payload, int32_t tail, int32_
   p.gram = kColumnsAt + (rank + 7) / 8 * 8 * kColumnBytes;
   p.tails = p.gram + (rank > 8 ? 8 * 512 : 16 * 80);
   p.tail_bytes = (tail + 15) / 16 * 16;
-  p.halves = p.tails + (1 + p.turns) * p.tail_bytes;
-  int32_t rows = (records + rank + 7) / 8 * 8 * kRowBytes;
-  if (turns) {
-    rows = larger(larger(rows, payload), rank > 0 ? kMatrixBytes / 2 : 0);
-    p.half_bytes = rows;
-  } else {
-    p.half_bytes = payload;
-    rows = larger(rows, kMatrixBytes - payload);
-  }
-  p.decays = p.halves + p.half_bytes + rows;
+  p.codes = p.tails + (1 + p.turns) * p.tail_bytes;
+  p.code_bytes = payload;
+  p.rows = p.codes + payload;
+  p.codes_apart =
+      payload + larger((records + rank + 7) / 8 * 8 * kRowBytes, kMatrixBytes - payload);
+  p.records = p.codes + p.codes_apart + p.turns * payload;
+  p.decays = p.records + (records > 0 ? records * (2 * 256 + 4) + 32 : 0) / 16 * 16;
   p.list = p.decays + records * decay_row;
   return p;
 }
@@ -136,13 +134,14 @@ struct FoldState {
     return 2048 * f.bits;
   }
   __device__ __forceinline__ char* codes() const {
-    return shared + plan.halves + turn * plan.half_bytes;
+    return shared + plan.codes + turn * plan.codes_apart;
   }
   __device__ __forceinline__ char* boundary() const {
     return shared + plan.tails + turn * plan.tail_bytes - payload_of(format);
   }
-  __device__ __forceinline__ int32_t rows_at() const {
-    return plan.halves + (1 - turn) * plan.half_bytes;
+  // The FP16 copy of the state: over this fold's codes and the rows.
+  __device__ __forceinline__ uint32_t matrix() const {
+    return shared_address(shared + plan.codes + turn * plan.code_bytes);
   }
   __device__ __forceinline__ float* sides() const { return at<float>(kColumnsAt + kFloatsAt); }
   __device__ __forceinline__ __half* column(int32_t c, int32_t part) const {
@@ -186,7 +185,11 @@ struct FoldState {
 
   // Four of a row's values that belong to the lane.
   __device__ __forceinline__ uint2& row_values(int32_t r) const {
-    return at<uint2>(rows_at() + r * kRowBytes + kRowValuesAt)[lane()];
+    return at<uint2>(plan.rows + r * kRowBytes + kRowValuesAt)[lane()];
+  }
+  // Four entries of a row's key side in FP32, until they become operands in the same place.
+  __device__ __forceinline__ float4& row_floats(int32_t r) const {
+    return at<float4>(plan.rows + r * kRowBytes)[lane()];
   }
   // Four entries of a key side, as high and low parts in operand order.
   __device__ __forceinline__ void put_keys(char* to, float4 x) const {
@@ -197,21 +200,28 @@ struct FoldState {
     words[0] = high[0], words[4] = high[1];
     words[64] = low[0], words[68] = low[1];
   }
-  // Factors of the lane's four keys from the decays of records first .. records - 1.
-  template <bool kVector>
-  __device__ __forceinline__ float4 decays_from(int32_t first, int32_t records) const {
-    if constexpr (!kVector) {
-      const float x = at<float>(kRecordFactorsAt)[first > 0 ? first - 1 : 32];
-      return make_float4(x, x, x, x);
-    } else {
-      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 2
-      for (int32_t r = records - 1; r >= first; --r) {
-        const float4 x = at<float4>(plan.decays + r * 512)[lane()];
-        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-      }
-      return make_float4(exp_fast(sum.x), exp_fast(sum.y), exp_fast(sum.z), exp_fast(sum.w));
+  // Scalar decays: in lane r what record r is multiplied by, that is the decays of those after it.
+  // x: the log decays, a record a lane. *whole: what the state before all of them is.
+  __device__ __forceinline__ static float record_factors(int32_t lane, float x, float* whole) {
+    float after = __shfl_down_sync(kAll, x, 1);
+    if (lane == 31) after = 0.0f;
+#pragma unroll
+    for (int32_t step = 1; step < 32; step <<= 1) {
+      const float other = __shfl_down_sync(kAll, after, step);
+      if (lane + step < 32) after += other;
     }
+    *whole = __shfl_sync(kAll, exp_fast(after + x), 0);
+    return exp_fast(after);
+  }
+  // Vector decays: factors of the lane's four keys from those of records first .. records - 1.
+  __device__ __forceinline__ float4 decays_from(int32_t first, int32_t records) const {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 2
+    for (int32_t r = records - 1; r >= first; --r) {
+      const float4 x = at<float4>(plan.decays + r * 512)[lane()];
+      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    }
+    return make_float4(exp_fast(sum.x), exp_fast(sum.y), exp_fast(sum.z), exp_fast(sum.w));
   }
 
   __device__ __forceinline__ static float4 product(const float4& a, const float4& b) {
@@ -225,41 +235,58 @@ struct FoldState {
     if (lane() == 0) at<uint32_t>(kMagnitudesAt)[8 * slot + warp()] = bits;
   }
 
-  // A lane's part of the records that its warp takes (every eighth), as they lie in the window.
+  // Records of a window as they lie in shared memory: rings of `tokens` keys, corrections, scalar
+  // log decays; the first that is folded.
   struct Records {
-    uint2 key[4], u[4];
-    float decay;  // of record `lane`, in the last warp
+    const char* keys;
+    const char* corrections;
+    const float* decays;  // null: all 0
+    int32_t start, tokens;
+    __device__ __forceinline__ int32_t place_of(int32_t record) const {
+      const int32_t place = start + record;
+      return place < tokens ? place : place - tokens;
+    }
   };
 
   // Rows of the rebuild with their decays as operands, scaled to FP16's good range; the keys'
-  // factors on the residual and the values' steps; the fit's first columns. A warp takes a row.
-  // Returns the state's scale, a power of two. Ends with a barrier.
+  // factors on the residual and the values' steps; the fit's first columns. A warp takes a row, at
+  // first in FP32 where its operands will lie. Returns the state's scale, a power of two. Ends with
+  // a barrier.
   template <bool kVector>
-  __device__ __forceinline__ float prepare(const Records& raw, int32_t records) const {
+  __device__ __forceinline__ float prepare(const Records& window, int32_t records) const {
     const int32_t count = rank();
-    float4 weights[8];  // of the warp's records, of its compensators
-    float most = 0.0f;
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      const int32_t r = warp() + kWarps * i;
-      weights[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (r >= records) continue;
-      const float4 decay = decays_from<kVector>(r + 1, records);
-      weights[i] = product(widen(raw.key[i], LEAPQUANT_FP16), decay);
-      row_values(r) = raw.u[i];
-      most = fmaxf(most, magnitude(weights[i]));
+    float factor = 1.0f;  // of record `lane`
+    float4 whole;         // of all records
+    if constexpr (kVector) {
+      whole = decays_from(0, records);
+    } else {
+      float x = 0.0f;
+      if (window.decays != nullptr && lane() < records) x = window.decays[window.place_of(lane())];
+      float all;
+      factor = record_factors(lane(), x, &all);
+      whole = make_float4(all, all, all, all);
     }
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      const int32_t c = warp() + kWarps * i;
-      weights[4 + i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (c >= count) continue;
+    float most = 0.0f;
+#pragma unroll 1
+    for (int32_t r = warp(); r < records; r += kWarps) {
+      const int32_t place = window.place_of(r);
+      const uint2 key = reinterpret_cast<const uint2*>(window.keys + place * 256)[lane()];
+      row_values(r) = reinterpret_cast<const uint2*>(window.corrections + place * 256)[lane()];
+      const float scalar = __shfl_sync(kAll, factor, r);
+      const float4 decay =
+          kVector ? decays_from(r + 1, records) : make_float4(scalar, scalar, scalar, scalar);
+      const float4 x = product(widen(key, LEAPQUANT_FP16), decay);
+      row_floats(r) = x;
+      most = fmaxf(most, magnitude(x));
+    }
+#pragma unroll 1
+    for (int32_t c = warp(); c < count; c += kWarps) {
       const float scale = scale_of(false, c);
       const float both = scale_of(true, c) * scale;
-      const float4 decay = decays_from<kVector>(0, records);
-      weights[4 + i] = product(raw_entries(true, c), make_float4(decay.x * both, decay.y * both,
-                                                                 decay.z * both, decay.w * both));
-      most = fmaxf(most, magnitude(weights[4 + i]));
+      const float4 key =
+          product(raw_entries(true, c), product(whole, make_float4(both, both, both, both)));
+      row_floats(records + c) = key;
+      most = fmaxf(most, magnitude(key));
       float4 x = raw_entries(false, c);
       if (scale == 0.0f) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       const uint2 halves = make_uint2(pack_fp16(x.x, x.y), pack_fp16(x.z, x.w));
@@ -280,7 +307,7 @@ struct FoldState {
         const uchar4 x = reinterpret_cast<const uchar4*>(from)[lane()];
         mine = make_float4(log8_value(x.x), log8_value(x.y), log8_value(x.z), log8_value(x.w));
       }
-      mine = product(mine, decays_from<kVector>(0, records));
+      mine = product(mine, whole);
       note_magnitude(1, magnitude(mine));
     } else if (warp() == kWarps - 2) {
       const char* from = boundary() + format.value_scale;
@@ -293,7 +320,7 @@ struct FoldState {
       for (int32_t r = used; (r & 7) != 0; ++r) {
 #pragma unroll
         for (int32_t part = 0; part < 3; ++part) {
-          at<uint2>(rows_at() + r * kRowBytes + 256 * part)[lane()] = make_uint2(0, 0);
+          at<uint2>(plan.rows + r * kRowBytes + 256 * part)[lane()] = make_uint2(0, 0);
         }
       }
 #pragma unroll 1
@@ -314,12 +341,12 @@ struct FoldState {
     const int32_t all = min(max(static_cast<int32_t>(__float_as_uint(largest) >> 23), 20), 240);
     const int32_t keys = min(max(static_cast<int32_t>(__float_as_uint(factors) >> 23), 20), 240);
     const float scale = power_of_two(131 - all);  // the largest to 2^4 .. 2^5
-#pragma unroll
-    for (int32_t i = 0; i < 8; ++i) {
-      const int32_t r = warp() + kWarps * (i % 4);
-      if (r >= (i < 4 ? records : count)) continue;
-      put_keys(shared + rows_at() + (i < 4 ? r : records + r) * kRowBytes,
-               product(weights[i], make_float4(scale, scale, scale, scale)));
+#pragma unroll 1
+    for (int32_t r = warp(); r < records + count; r += kWarps) {
+      const float4 x = row_floats(r);
+      __syncwarp();
+      put_keys(shared + plan.rows + r * kRowBytes,
+               product(x, make_float4(scale, scale, scale, scale)));
     }
     if (warp() == kWarps - 1) {
       const float by = power_of_two(131 - keys);
@@ -395,6 +422,9 @@ struct FoldState {
     const uint32_t offset = format.bits == 8   ? 0x64806480u
                             : format.bits == 6 ? 0x64206420u
                                                : 0x64086408u;  // 1024 + what makes codes unsigned
+    // 0x64646464, in a register: the places of the bytes are to be the instruction's constant.
+    const uint32_t high_byte =
+        __byte_perm(static_cast<uint32_t>(fresh_copy(static_cast<int32_t>(offset))), 0, 0x1111);
     const float* steps = at<float>(kStepsAt) + kStepRow * g();
     uint32_t words[4][4];
     load_codes(words);
@@ -408,10 +438,9 @@ struct FoldState {
         for (int32_t n = 0; n < 2; ++n) {
           float (&d)[4] = s->at[n][2 * vb + j];
           const uint32_t places = n == 0 ? 0x4140u : 0x4342u;
-          const uint32_t a0 =
-              subtract_halves(__byte_perm(word[2 * j], 0x64646464u, places), offset);
+          const uint32_t a0 = subtract_halves(__byte_perm(word[2 * j], high_byte, places), offset);
           const uint32_t a1 =
-              subtract_halves(__byte_perm(word[2 * j + 1], 0x64646464u, places), offset);
+              subtract_halves(__byte_perm(word[2 * j + 1], high_byte, places), offset);
           mma_fp16_of(d, a0, a1, high[n], start[n]);
           mma_fp16_short(d, a0, a1, low[n]);
           const float lower = j == 0 ? step.x : step.z;
@@ -420,7 +449,7 @@ struct FoldState {
         }
       }
     }
-    add_rows<kRowBytes, 0, kRowValuesAt>(s, rows_at(), rows);
+    add_rows<kRowBytes, 0, kRowValuesAt>(s, plan.rows, rows);
   }
 
   // word[vb][p], bytes 0 .. 3: the codes of the lane's keys, value 32 vb + 8 p + g, plus the offset
@@ -430,7 +459,7 @@ struct FoldState {
     if (format.bits == 8) {
 #pragma unroll
       for (int32_t vb = 0; vb < 4; ++vb) {
-        const uint4 w = reinterpret_cast<const uint4*>(codes())[(vb * 8 + kb) * 32 + lane()];
+        const uint4 w = reinterpret_cast<const uint4*>(codes() + 16 * thread())[vb * 256];
         word[vb][0] = w.x ^ 0x80808080u, word[vb][1] = w.y ^ 0x80808080u;
         word[vb][2] = w.z ^ 0x80808080u, word[vb][3] = w.w ^ 0x80808080u;
       }
@@ -460,7 +489,7 @@ struct FoldState {
     if (format.bits == 8) {
 #pragma unroll
       for (int32_t vb = 0; vb < 4; ++vb) {
-        reinterpret_cast<uint4*>(codes())[(vb * 8 + kb) * 32 + lane()] =
+        reinterpret_cast<uint4*>(codes() + 16 * thread())[vb * 256] =
             make_uint4(word[vb][0], word[vb][1], word[vb][2], word[vb][3]);
       }
       return;
@@ -489,9 +518,8 @@ struct FoldState {
 
   // The FP16 copy of the state; others may read it after a barrier.
   __device__ __forceinline__ void store_matrix(const State& s) const {
-    const uint32_t row = shared_address(shared + plan.halves) +
-                         ((lane() & 7) + 8 * ((lane() >> 3) & 1)) * kMatrixRow + 32 * warp() +
-                         16 * (lane() >> 4);
+    const uint32_t row = matrix() + ((lane() & 7) + 8 * ((lane() >> 3) & 1)) * kMatrixRow +
+                         32 * warp() + 16 * (lane() >> 4);
 #pragma unroll
     for (int32_t m = 0; m < 8; ++m) {
       const float (&x)[4] = s.at[0][m];
@@ -503,9 +531,8 @@ struct FoldState {
 
   // What the FP16 copy lacks, in its place. Only the warp's own keys may still be read then.
   __device__ __forceinline__ void store_matrix_lows(const State& s) const {
-    const uint32_t row = shared_address(shared + plan.halves) +
-                         ((lane() & 7) + 8 * ((lane() >> 3) & 1)) * kMatrixRow + 32 * warp() +
-                         16 * (lane() >> 4);
+    const uint32_t row = matrix() + ((lane() & 7) + 8 * ((lane() >> 3) & 1)) * kMatrixRow +
+                         32 * warp() + 16 * (lane() >> 4);
 #pragma unroll
     for (int32_t m = 0; m < 8; ++m) {
       uint32_t high, low[4];
@@ -518,14 +545,16 @@ struct FoldState {
     }
   }
 
-  // Sum over the block in a fixed order; all threads get it. `slot` 0 .. 7: what follows one
-  // another without a barrier between needs different ones.
-  __device__ __forceinline__ float block_sum(float x, int32_t slot) const {
-    x = sum_of_warp(x);
+  // Sum over the block of what its warps have, in a fixed order; all threads get it. `slot` 0 .. 7:
+  // what follows one another without a barrier between needs different ones.
+  __device__ __forceinline__ float block_total(float x, int32_t slot) const {
     float* to = at<float>(kReductionsAt) + 8 * slot;
     if (lane() == 0) to[warp()] = x;
     sync_team();
     return sum_of_eight(to);
+  }
+  __device__ __forceinline__ float block_sum(float x, int32_t slot) const {
+    return block_total(sum_of_warp(x), slot);
   }
   __device__ __forceinline__ uint32_t block_max(uint32_t bits, int32_t slot) const {
     bits = __reduce_max_sync(kAll, bits);
