@@ -44,7 +44,7 @@ double time_row(const Row& row, double copy, std::FILE* out) {
   const bool vector = row.decay == LEAPQUANT_DECAY_VECTOR;
   const int hv = 32;
   const int64_t set_bytes = (layout.state_bytes + layout.window.bytes) * row.batch;
-  const int sets = static_cast<int>(std::clamp<int64_t>((int64_t{240} << 20) / set_bytes, 1, 256));
+  const int sets = sets_of(set_bytes, 256);
   const int slots = sets * row.batch;
   std::mt19937_64 random(3);
   std::normal_distribution<float> normal;
@@ -129,6 +129,7 @@ double time_row(const Row& row, double copy, std::FILE* out) {
       if (row.pairs == 0) {
         REQUIRE(cuda::decode_128(layout, call, stream));
       } else {
+        if (row.pairs == 1) REQUIRE(cuda::launch_check_128(&call, vector, stream));
         if (row.folds)
           REQUIRE(cuda::launch_fold_128(call, vector, row.fold_blocks != 0 ? row.fold_blocks : 132,
                                         row.grouped, stream));
@@ -226,10 +227,17 @@ int time_all(const char* path, const char* which) {
                       Work::kNone, 0, folding, true});
     }
   }
-  if (w == "companions") {  // what slows decode down: code that runs beside it
-    for (const Work work : {Work::kNone, Work::kSleep, Work::kLoop, Work::kCode16, Work::kCode64,
-                            Work::kStream, Work::kParameters}) {
+  if (w == "companions") {  // what slows decode down on the same multiprocessors
+    for (const Work work :
+         {Work::kNone, Work::kSleep, Work::kLoop, Work::kStream, Work::kParameters}) {
       rows.push_back({"int8", S, 0, 512, 1, false, 1, 512, false, false, 32, work, 132});
+    }
+  }
+  if (w == "code") {  // on half of the multiprocessors slows folds and decode on the others
+    for (const Work work : {Work::kOccupy, Work::kCode8, Work::kCode16, Work::kCode24,
+                            Work::kCode32, Work::kCode48, Work::kCode64, Work::kCode96}) {
+      rows.push_back({"int8", S, 0, 512, 1, true, 1, 0, false, true, 32, work, 66, 66});
+      rows.push_back({"int8", S, 0, 512, 1, false, 1, 6 * 66, false, false, 32, work, 66});
     }
   }
   if (w == "parts") {  // of the device: decode, then folds, on fewer multiprocessors
@@ -311,6 +319,6 @@ int main(int argc, char** argv) {
   std::fprintf(
       stderr,
       "usage: decode_128 check | time ROWS.JSONL [all | table | main | small | decode | folds |\n"
-      "       beside | parts | companions | shape | drafts | kda | nofold | one]\n");
+      "       beside | parts | companions | code | shape | drafts | kda | nofold | one]\n");
   return 2;
 }

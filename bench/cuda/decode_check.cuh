@@ -146,6 +146,8 @@ inline bool check_case(const Case& c, bool stagger, int pairs, bool overlaps) {
       const auto old_base = base.get();
       const auto old_health = health.get();
       for (int other = 1; other <= 2; other *= 2) {
+        call.checked = 0;
+        if (other == 1) REQUIRE(cuda::launch_check_128(&call, vector, nullptr));
         REQUIRE(cuda::launch_fold_128(call, vector, other == 2 ? 3 : 48, other != 2, nullptr));
         REQUIRE(cuda::launch_decode_128(call, vector, other, other == 2 ? 16 : 5, true, other == 2,
                                         nullptr));
@@ -168,6 +170,8 @@ inline bool check_case(const Case& c, bool stagger, int pairs, bool overlaps) {
         health.put(old_health);
       }
     }
+    call.checked = 0;
+    if (pairs == 1) REQUIRE(cuda::launch_check_128(&call, vector, nullptr));
     REQUIRE(cuda::launch_fold_128(call, vector, 132, false, nullptr));
     REQUIRE(cuda::launch_decode_128(call, vector, pairs, 7, overlaps, false, nullptr));
     REQUIRE(cudaDeviceSynchronize());

@@ -83,6 +83,8 @@ inline bool check_plain(const char* state, bool stagger, int k_heads, int decay,
       REQUIRE(cudaMemset(output.data, 0xff, output.count * 2));
       REQUIRE(cudaMemset(status.data, 0xff, status.count * 4));
       const bool shares = step % 2 != 0;  // four blocks the check of a sequence
+      call.checked = 0;
+      if (pairs == 1) REQUIRE(cuda::launch_check_128(&call, vector, nullptr));
       REQUIRE(cuda::launch_fold_128(call, vector, 132, false, nullptr));
       REQUIRE(cuda::launch_decode_128(call, vector, pairs, shares ? 4 * batch : 29, true, shares,
                                       nullptr));

@@ -275,7 +275,6 @@ cudaError_t decode_128(const Layout& layout, const Call128& unchecked, cudaStrea
   const int64_t total = int64_t{unchecked.batch} * unchecked.v_heads;
   const int32_t pairs = total >= 4 * processors ? 1 : 2;
   Call128 call = unchecked;
-  call.checked = pairs == 1;
   const int32_t each = decode_128_shared_bytes(call, vector, pairs) + 1024;
   const int32_t most =
       std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, pairs));
@@ -288,8 +287,8 @@ cudaError_t decode_128(const Layout& layout, const Call128& unchecked, cudaStrea
     if (cudaError_t e = groups_that_fold_128(call, vector, &most_groups)) return e;
     if (most_groups < groups) groups = groups_for(call, vector, processors, most_groups);
   }
-  if (call.checked != 0) {
-    if (cudaError_t e = launch_check_128(call, vector, stream)) return e;
+  if (pairs == 1) {
+    if (cudaError_t e = launch_check_128(&call, vector, stream)) return e;
   }
   const int32_t folding = groups > 0 ? groups * kFoldGroup128 : processors;
   if (cudaError_t e = launch_fold_128(call, vector, folding, groups > 0, stream)) return e;

@@ -18,10 +18,12 @@ namespace {
 
 using namespace decoding_128;
 
-// Blocks on a multiprocessor, which bound the registers (to 168 a thread, in all cases): what
+// Blocks on a multiprocessor, which bound the registers (to 128 a thread or 168): what
 // shared memory allows, or nearly, and what spills nothing.
-constexpr int32_t resident_blocks(int32_t pairs, int32_t together) {
-  return together > 1 ? 5 : pairs == 1 ? 6 : 3;
+constexpr int32_t resident_blocks(bool vector, int32_t pairs, bool plain, bool many) {
+  if (pairs > 1) return 3;
+  if (drafts_together(vector, pairs, plain, many) > 1) return 5;
+  return many ? 6 : 8;
 }
 
 // Outputs of tokens that are not computed.
@@ -70,13 +72,13 @@ constexpr int32_t kMostLooks = 4096;  // at bases that a fold has to move, befor
 // Each block takes heads first .. last - 1 of batch x v_heads, in order, up to 32 of a sequence at
 // a time. First those whose boundary states are up to date, then, as the folds finish, the others.
 template <bool kVector, int kPairs, bool kPlain, bool kMany>
-__global__ void __launch_bounds__(64 * kPairs,
-                                  resident_blocks(kPairs,
-                                                  drafts_together(kVector, kPairs, kPlain, kMany)))
+__global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, kPlain, kMany))
     decode_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Shares shares) {
   using OneHead = HeadOf<kVector, kPairs, kPlain, kMany>;
   constexpr int32_t kTogether = drafts_together(kVector, kPairs, kPlain, kMany);
-  constexpr int32_t kInFlight = OneHead::kStreams ? 8 : 4;  // loads of the check, of three kinds
+  // Large calls are checked before (check_128.cu), small ones here: their blocks share the check.
+  constexpr bool kChecks = kPairs > 1;
+  constexpr int32_t kInFlight = 4;  // loads of the check, of three kinds
   extern __shared__ __align__(128) char shared[];
   constexpr int32_t kThreads = 64 * kPairs;
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
@@ -97,8 +99,9 @@ __global__ void __launch_bounds__(64 * kPairs,
   auto& rows = *reinterpret_cast<typename OneHead::Pointers*>(shared + plan.pointers);
   int32_t* common = reinterpret_cast<int32_t*>(shared + plan.bases);
   uint32_t* faults_found = reinterpret_cast<uint32_t*>(shared + plan.faults);
-  const auto rank = static_cast<int32_t>(cluster_rank());
-  const auto together = static_cast<int32_t>(cluster_blocks());  // these share a sequence's check
+  const int32_t rank = kChecks ? static_cast<int32_t>(cluster_rank()) : 0;
+  // These share a sequence's check.
+  const int32_t together = kChecks ? static_cast<int32_t>(cluster_blocks()) : 1;
   if (threadIdx.x == 0) {
     head_at(own_lane).init_barriers();
     *faults_found = 0;
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(64 * kPairs,
   const auto block = static_cast<int32_t>(blockIdx.x);
   const int32_t first = block * shares.heads + min(block, shares.longer);
   const int32_t count = shares.heads + (block < shares.longer ? 1 : 0);
-  if (kPlain && call.checked == 0 && rank == 0 && threadIdx.x == 0) {
+  if (kPlain && kChecks && rank == 0 && threadIdx.x == 0) {
     prefetch_inputs(call, first / call.v_heads);
   }
   uint32_t turn = 0;        // heads that this block has had
@@ -149,15 +152,15 @@ __global__ void __launch_bounds__(64 * kPairs,
       typename OneHead::Raw raw = {};
       float decay = 0.0f;
       int32_t tokens = kMany ? 0 : 1;
-      // Copies of the head after the next `ahead_by`, by parts.
-      const auto start = [&](auto part, int32_t bit, uint32_t ahead_by) {
+      // Copies of a head, by parts.
+      const auto start = [&](auto part, int32_t bit) {
         const int32_t n = __shfl_sync(kAll, counts, bit);
         const HeadFormat128& format = head.format_at(group + bit);
         if constexpr (part == OneHead::kInputs || part == OneHead::kAllParts) {
           if constexpr (kTogether > 1) {
             head.start_inputs(rows, group + bit, 0, tokens, n, format);
-          } else {
-            head.start_inputs(rows, group + bit, 0, n, format, turn_of_inputs() + ahead_by);
+          } else if constexpr (OneHead::kStreams) {
+            head.start_inputs(rows, group + bit, 0, n);
           }
         }
         if constexpr (part == OneHead::kCodes || part == OneHead::kAllParts) {
@@ -181,13 +184,13 @@ __global__ void __launch_bounds__(64 * kPairs,
         // This block's part of the check of inputs. Blocks that share it do it while the slot and
         // then the bases are on their way, others while the first head's copies are.
         const auto check = [&](bool now) {
-          if (!fresh || !now || call.checked != 0) return;
+          if (!kChecks || !fresh || !now) return;
           found |= check_inputs<kVector, kInFlight, kPlain>(
               call, sequence, s.tokens, rank * kThreads + threadIdx.x, together * kThreads);
         };
         if (fresh) {
           if (together > 1 && index == 0) cluster_wait();
-          if (call.checked != 0) {
+          if (!kChecks) {
             faults = load_acquire(call.status + sequence) != LEAPQUANT_OK ? 1u : 0u;
           } else {
             faults = s.fault;
@@ -225,9 +228,9 @@ __global__ void __launch_bounds__(64 * kPairs,
             // What a fold beside this wrote before it moved a base, for copies.
             if (__any_sync(kAll, boundary == base) && lane == 0) fence_async_proxy();
             copying = heads != 0;
-            if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1, 0);
+            if (copying) start(kAllOfIt, __ffs(static_cast<int32_t>(heads)) - 1);
           }
-          if (fresh && call.checked == 0) {
+          if (kChecks && fresh) {
             if (kPlain && threadIdx.x == 0 && count - index > some && sequence + 1 < call.batch) {
               prefetch_inputs(call, sequence + 1);
             }
@@ -265,7 +268,7 @@ __global__ void __launch_bounds__(64 * kPairs,
             if (threadIdx.x == 0) {
               put_bits(deferred, index, kAll >> (32 - some), later >> (from & 31));
             }
-          } else if (copying) {
+          } else if (kChecks && copying) {
             head.wait_for_inputs(turn_of_inputs());
             head.wait_for_codes(turn);
             head.wait_for_keys(turn);
@@ -275,7 +278,7 @@ __global__ void __launch_bounds__(64 * kPairs,
             heads = 0;
           }
         }
-        if (fresh && call.checked == 0 && threadIdx.x == 0) {
+        if (kChecks && fresh && threadIdx.x == 0) {
           call.status[sequence] = status_of(faults);
         }
         if (!computes) {
@@ -301,7 +304,7 @@ __global__ void __launch_bounds__(64 * kPairs,
               if constexpr (part == OneHead::kInputs) {
                 if (!last) head.start_inputs(rows, v_head, t + kTogether, tokens, 0, format);
               }
-              if (last && heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1, 1);
+              if (last && heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1);
             };
             head.group(rows, v_head, t, tokens, n + t, format, &decay, turn, input_turn, ahead);
             ++input_turn;
@@ -318,12 +321,12 @@ __global__ void __launch_bounds__(64 * kPairs,
               }
               if constexpr (kMany && part == OneHead::kInputs) {
                 if (!last) {
-                  head.start_inputs(rows, v_head, t + 1, 0, format, turn_of_inputs() + 1);
+                  head.start_inputs(rows, v_head, t + 1, 0);
                   return;
                 }
               }
               if (kMany && !last) return;
-              if (heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1, 1);
+              if (heads != 0) start(part, __ffs(static_cast<int32_t>(heads)) - 1);
             };
             head.token(rows, v_head, t, n + t, format, &decay, last, &raw, turn, turn_of_inputs(),
                        ahead);
@@ -391,7 +394,8 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shar
 }  // namespace
 
 int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs) {
-  return resident_blocks(pairs, drafts_together(vector, pairs, call.plain != 0, call.tokens > 1));
+  const bool plain = call.plain != 0;
+  return resident_blocks(vector, pairs, plain, !plain || call.tokens > 1);
 }
 
 int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs) {

@@ -28,9 +28,10 @@ int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pai
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
                               bool overlaps, bool shares, cudaStream_t stream);
 
-// Checks all sequences of a call and writes their status; folds and decode of the call heed it
-// where call.checked is set. Triggers dependents at once.
-cudaError_t launch_check_128(const Call128& call, bool vector, cudaStream_t stream);
+// First launch of a call that is decoded with one pair of warps a head: checks all sequences and
+// writes their status, which folds and decode heed; sets call->checked. Decode with two pairs
+// checks itself. Triggers dependents at once.
+cudaError_t launch_check_128(Call128* call, bool vector, cudaStream_t stream);
 
 // Blocks that fold together where decode runs at the same time: multiprocessors that share an
 // instruction cache, so that the two do not take it from each other.

@@ -20,7 +20,7 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   // of; else, together, when all of it is read.
   static constexpr bool kStreams = kPlain && kPairs == 1;
   static constexpr int32_t kThreads = 64 * kPairs;
-  static constexpr int32_t kInputArrivals = kStreams ? 33 : 1;  // one thread and one warp
+  static constexpr int32_t kInputArrivals = 33;  // one thread and one warp
   const Call128& call;
   char* shared;
   bool reads_codes;  // the warp's part
@@ -147,11 +147,7 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     return load_float_if(lane < n, inputs.window + (decays_at(v_head) + 4u * ring));
   }
 
-  // What lies where for one head: its turn in the block decides the buffer of inputs and the phases
-  // of the barriers.
-  __device__ __forceinline__ char* inputs_of(uint32_t turn) const {
-    return shared + plan.inputs + ((turn & 1u) != 0 ? plan.input_bytes : 0);
-  }
+  // A head's turn in the block decides the phases of the barriers.
   __device__ __forceinline__ uint32_t barrier_of(int32_t which) const {
     return shared_address(shared + plan.barriers) + 8u * static_cast<uint32_t>(which);
   }
@@ -165,19 +161,18 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     if (kVector) barrier_wait(barrier_of(4), turn & 1u);
   }
   __device__ __forceinline__ void wait_for_inputs(uint32_t turn) const {
-    barrier_wait(barrier_of(2 + static_cast<int32_t>(turn & 1u)), (turn >> 1) & 1u);
+    if (kStreams) barrier_wait(barrier_of(2), turn & 1u);
   }
   __device__ __forceinline__ void init_barriers() const {  // one thread
     barrier_init(barrier_of(0), 1);
     barrier_init(barrier_of(1), 1);
     barrier_init(barrier_of(4), 1);
     barrier_init(barrier_of(2), kInputArrivals);
-    barrier_init(barrier_of(3), kInputArrivals);
   }
 
   // Inputs that lie in shared memory (kStreams).
-  __device__ __forceinline__ void read_inputs(const char* from, int32_t t, int32_t n, Raw* raw,
-                                              float* decay) const {
+  __device__ __forceinline__ void read_inputs(int32_t t, int32_t n, Raw* raw, float* decay) const {
+    const char* from = shared + plan.inputs;
     const uint2 q = reinterpret_cast<const uint2*>(from)[lane];
     const uint2 k = reinterpret_cast<const uint2*>(from + kKeyInputAt)[lane];
     raw->q.x = q.x, raw->q.y = q.y;
@@ -206,29 +201,24 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     return raw;
   }
 
-  // Copies of a head whose turn is `turn`; all threads. The residual's value scales, and where they
-  // stream the inputs.
+  // Inputs of a head and token, where they stream; all threads.
   __device__ __forceinline__ void start_inputs(const Pointers& rows, int32_t v_head, int32_t t,
-                                               int32_t n, const HeadFormat128& format,
-                                               uint32_t turn) const {
-    const uint32_t to = shared_address(inputs_of(turn));
-    const uint32_t barrier = barrier_of(2 + static_cast<int32_t>(turn & 1u));
+                                               int32_t n) const {
+    static_assert(kStreams);
+    const uint32_t to = shared_address(shared + plan.inputs);
+    const uint32_t barrier = barrier_of(2);
     if (threadIdx.x == 0) {
-      const uint32_t scales = format.fp16_scale ? 256u : 512u;
       const uint32_t decays = !kVector ? 0u : call.log_decay.type == LEAPQUANT_FP32 ? 512u : 256u;
-      barrier_expect(barrier, kStreams ? scales + 768u + decays : scales);
-      bulk_copy(to + kScalesAt, boundary_at(rows, v_head) + format.value_scale, scales, barrier);
-      if constexpr (kStreams) {
-        const int32_t k_head = quotient<kPlain>(v_head, call.group);
-        bulk_copy(to, at(rows.q, call.q, t, k_head), 256, barrier);
-        bulk_copy(to + kKeyInputAt, at(rows.k, call.k, t, k_head), 256, barrier);
-        bulk_copy(to + kValueInputAt, at(rows.v, call.v, t, v_head), 256, barrier);
-        if constexpr (kVector) {
-          bulk_copy(to + kDecaysAt, at(rows.g, call.log_decay, t, v_head), decays, barrier);
-        }
+      barrier_expect(barrier, 768u + decays);
+      const int32_t k_head = quotient<kPlain>(v_head, call.group);
+      bulk_copy(to, at(rows.q, call.q, t, k_head), 256, barrier);
+      bulk_copy(to + kKeyInputAt, at(rows.k, call.k, t, k_head), 256, barrier);
+      bulk_copy(to + kValueInputAt, at(rows.v, call.v, t, v_head), 256, barrier);
+      if constexpr (kVector) {
+        bulk_copy(to + kDecaysAt, at(rows.g, call.log_decay, t, v_head), decays, barrier);
       }
     }
-    if (kStreams && threadIdx.x >= 32) {  // numbers, too small for bulk copies
+    if (threadIdx.x >= 32) {  // numbers, too small for bulk copies
       const uint32_t place_of_scalar = 4u * static_cast<uint32_t>(v_head);
       if (lane == 0 && call.beta.data != nullptr) {
         copy_4_async(to + kScalarsAt, at(rows.beta, call.beta, t, 0, place_of_scalar));
@@ -249,9 +239,15 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   // Codes and smoothing; one thread.
   __device__ __forceinline__ void start_codes(const Pointers& rows, int32_t v_head,
                                               const HeadFormat128& format) const {
-    const uint32_t bytes = static_cast<uint32_t>(format.fp16_keys);
-    barrier_expect(barrier_of(0), bytes);
-    bulk_copy(shared_address(shared), boundary_at(rows, v_head), bytes, barrier_of(0));
+    const auto codes = static_cast<uint32_t>(format.value_scale);
+    const auto smoothing = static_cast<uint32_t>(format.fp16_keys - format.smoothing_at);
+    const char* from = boundary_at(rows, v_head);
+    const uint32_t to = shared_address(shared);
+    barrier_expect(barrier_of(0), codes + smoothing);
+    bulk_copy(to, from, codes, barrier_of(0));
+    if (smoothing != 0) {
+      bulk_copy(to + format.smoothing_at, from + format.smoothing_at, smoothing, barrier_of(0));
+    }
   }
   // copy(done, ring, count) for the runs of n records before the sequence's position: from the
   // oldest to the ring's end, then from its start.
@@ -282,16 +278,17 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
                 rows.window + (decays_at(v_head) + decay_row * ring), decay_row * count, barrier);
     });
   }
-  // Compensators and what n records have besides; one thread.
+  // Value scales, compensators and what n records have besides; one thread.
   __device__ __forceinline__ void start_rows(const Pointers& rows, int32_t v_head, int32_t n,
                                              const HeadFormat128& format) const {
     const uint32_t to = shared_address(shared);
     const uint32_t barrier = barrier_of(1);
     const uint32_t rest = static_cast<uint32_t>(format.bytes - format.fp16_keys);
-    barrier_expect(barrier, rest + static_cast<uint32_t>(n) * (kVector ? 256u : 512u));
-    if (rest != 0) {
-      bulk_copy(to + format.fp16_keys, boundary_at(rows, v_head) + format.fp16_keys, rest, barrier);
-    }
+    const auto scales = static_cast<uint32_t>(format.smoothing_at - format.value_scale);
+    const char* boundary = boundary_at(rows, v_head);
+    barrier_expect(barrier, scales + rest + static_cast<uint32_t>(n) * (kVector ? 256u : 512u));
+    bulk_copy(to + format.value_scale, boundary + format.value_scale, scales, barrier);
+    if (rest != 0) bulk_copy(to + format.fp16_keys, boundary + format.fp16_keys, rest, barrier);
     for_records(rows, n, [&](uint32_t done, uint32_t ring, uint32_t count) {
       if constexpr (!kVector) {
         bulk_copy(to + plan.keys + 256 * done, rows.window + (keys_at(v_head) + 256u * ring),

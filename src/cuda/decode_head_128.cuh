@@ -24,7 +24,6 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
   using Copies::corrections_at;
   using Copies::decay_type;
   using Copies::decays_at;
-  using Copies::inputs_of;
   using Copies::kAllParts;
   using Copies::kCodes;
   using Copies::kCount;
@@ -374,8 +373,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
                                         Ahead ahead) const {
     if constexpr (kStreams) {
       wait_for_inputs(input_turn);
-      read_inputs(inputs_of(input_turn), t, n, raw, decay);
-      ahead(std::integral_constant<Part, kInputs>());
+      read_inputs(t, n, raw, decay);
     }
     // Everything up to the last step is linear in k and q as given: lengths and the token's own
     // scalar decay come in at the end.
@@ -450,12 +448,12 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       if constexpr (kPairs == 2) sum_rows(n, format, 8 * pair + (lane >> 2));
     }
     pair_sync();
+    if constexpr (kStreams) ahead(std::integral_constant<Part, kInputs>());  // both have read them
     if constexpr (kPairs == 1) {  // each warp for the values that it finishes
       sum_rows(n, format, (reads_codes ? 0 : 8) + (lane >> 2));
       __syncwarp();
     }
-    if (!kStreams && t == 0) wait_for_inputs(input_turn);
-    finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, inputs_of(input_turn), [&] {
+    finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, [&] {
       if constexpr (kStreams) {
         pair_sync();
         if (!reads_codes) ahead(std::integral_constant<Part, kRows>());
@@ -517,7 +515,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
   __device__ __forceinline__ void finish(const Pointers& inputs, int32_t v_head, int32_t t,
                                          int32_t n, const HeadFormat128& format, float* decay,
                                          bool append, const Raw& raw, float4 k, float4 g,
-                                         const char* own_inputs, Early early) const {
+                                         Early early) const {
     float v[kCount];
     widen_values(raw, v);
     float beta = 1.0f;
@@ -540,7 +538,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
         codes_q[i] = fmaf(static_cast<float>(part[3][i]), 65536.0f, static_cast<float>(part[2][i]));
       }
     }
-    read_steps(own_inputs + kScalesAt, format, step);
+    read_steps(shared + format.value_scale, format, step);
     const float4 norms = *reinterpret_cast<const float4*>(units());
     const float4 of_rows = *reinterpret_cast<const float4*>(units() + 4);
     const float2 of_own = *reinterpret_cast<const float2*>(units() + 8);

@@ -21,15 +21,13 @@ using numbers_128::sum_of_warp;
 
 constexpr int32_t kPlaneWords = 36;   // 32 words of one byte plane, padded against bank conflicts
 constexpr int32_t kLimbBytes = 1024;  // both vectors as FP16, high and low parts
-constexpr int32_t kDeferredWords = 64;
-// Inputs of a head: rows q, k, v in BF16, the residual's value scales, beta and log decay, log
-// decays of the records (scalar) or of the token (vector, up to 512 bytes).
+constexpr int32_t kDeferredWords = 16;
+// Inputs of a head: rows q, k, v in BF16, beta and log decay, log decays of the records (scalar) or
+// of the token (vector, up to 512 bytes).
 constexpr int32_t kKeyInputAt = 256;
 constexpr int32_t kValueInputAt = 512;
-constexpr int32_t kScalesAt = 768;
-constexpr int32_t kScalarsAt = 1280;
-constexpr int32_t kDecaysAt = 1296;
-constexpr int32_t kInputBytes = 1424;
+constexpr int32_t kScalarsAt = 768;
+constexpr int32_t kDecaysAt = 784;
 
 // Tokens of a head that are read together where drafts are common (decode_drafts_128.cuh), else 1.
 constexpr int32_t kDraftsTogether = 4;
@@ -49,7 +47,6 @@ constexpr int32_t kDraftUnits = 16;
 // `scratch` bytes from the next one's: places from `limbs` on are the first pair's.
 struct Plan {
   int32_t keys, corrections, decays, inputs, deferred, bases, pointers, barriers, faults;
-  int32_t input_bytes;  // of one of two buffers
   int32_t limbs, codes, weights, units, scratch, bytes;
   int32_t rows;   // weights of one vector
   int32_t words;  // sums of codes: between those of one digit pair and the next
@@ -69,8 +66,7 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   p.decays = at;
   at += capacity * 128 * decay_bytes;
   p.inputs = at;
-  p.input_bytes = kInputBytes + (decay_bytes != 0 ? 512 : 0);
-  at += drafts ? kDraftBytes : 2 * p.input_bytes;
+  at += drafts ? kDraftBytes : kDecaysAt + (decay_bytes != 0 ? 512 : 128);
   p.deferred = at;
   at += kDeferredWords * 4;
   p.bases = at;
