@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels that run beside the one that is timed, one block on each of some multiprocessors, until
-// they are told to stop: to find out what a kernel shares with its neighbours, and what it does on
-// fewer multiprocessors.
+// Kernels that run beside the one that is timed, one block on each of some multiprocessors (those
+// that run through code have it to themselves), until they are told to stop: to find out what a
+// kernel shares with its neighbours, and what it does on fewer multiprocessors.
 #pragma once
 
 #include "decode_case.cuh"
@@ -11,11 +11,16 @@ namespace leapquant::bench {
 
 enum class Work {
   kNone,
-  kOccupy,     // the whole multiprocessor, asleep
-  kSleep,      // two warps, asleep
-  kLoop,       // two warps of arithmetic, code of a few lines
-  kCode16,     // the same through 16 KB of code
-  kCode64,     // 64 KB
+  kOccupy,  // the whole multiprocessor, asleep
+  kSleep,   // two warps, asleep
+  kLoop,    // two warps of arithmetic, code of a few lines
+  kCode8,   // arithmetic through 8 KB of code, warps at different places of it; and so on
+  kCode16,
+  kCode24,
+  kCode32,
+  kCode48,
+  kCode64,
+  kCode96,
   kStream,     // two warps that read memory, eight words of 16 bytes on their way each
   kParameters  // two warps that read 2 KB of parameters
 };
@@ -28,6 +33,62 @@ template <int kCount>
 __device__ __forceinline__ float multiply_adds(float x, float y) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(x) : "f"(y));
+  return x;
+}
+
+constexpr int kilobytes_of(Work work) {
+  switch (work) {
+    case Work::kCode8:
+      return 8;
+    case Work::kCode16:
+      return 16;
+    case Work::kCode24:
+      return 24;
+    case Work::kCode32:
+      return 32;
+    case Work::kCode48:
+      return 48;
+    case Work::kCode64:
+      return 64;
+    case Work::kCode96:
+      return 96;
+    default:
+      return 0;
+  }
+}
+
+// Twice through kKilobytes of code from its eighth `start` on.
+template <int kKilobytes>
+__device__ __forceinline__ float run_through(float x, int start) {
+  constexpr int kCount = kKilobytes * 1024 / 16 / 8;
+  int rounds = 2;
+  switch (start) {
+    do {
+      case 0:
+        x = multiply_adds<kCount>(x, 0.5f);
+        [[fallthrough]];
+      case 1:
+        x = multiply_adds<kCount>(x, 0.5f);
+        [[fallthrough]];
+      case 2:
+        x = multiply_adds<kCount>(x, 0.5f);
+        [[fallthrough]];
+      case 3:
+        x = multiply_adds<kCount>(x, 0.5f);
+        [[fallthrough]];
+      case 4:
+        x = multiply_adds<kCount>(x, 0.5f);
+        [[fallthrough]];
+      case 5:
+        x = multiply_adds<kCount>(x, 0.5f);
+        [[fallthrough]];
+      case 6:
+        x = multiply_adds<kCount>(x, 0.5f);
+        [[fallthrough]];
+      case 7:
+        x = multiply_adds<kCount>(x, 0.5f);
+    } while (--rounds > 0);
+  }
   return x;
 }
 
@@ -46,12 +107,9 @@ __global__ void companion(const volatile int* stop, const uint4* memory, int64_t
     } else if constexpr (kWork == Work::kLoop) {
 #pragma unroll 1
       for (int i = 0; i < 1024; ++i) x = multiply_adds<16>(x, 0.5f);
-    } else if constexpr (kWork == Work::kCode16) {
-#pragma unroll 1
-      for (int i = 0; i < 16; ++i) x = multiply_adds<1024>(x, 0.5f);
-    } else if constexpr (kWork == Work::kCode64) {
-#pragma unroll 1
-      for (int i = 0; i < 4; ++i) x = multiply_adds<4096>(x, 0.5f);
+    } else if constexpr (kilobytes_of(kWork) > 0) {
+      const int warp = static_cast<int>(threadIdx.x) / 32;
+      x = run_through<kilobytes_of(kWork)>(x, __shfl_sync(~0u, warp % 8, 0));
     } else if constexpr (kWork == Work::kStream) {
 #pragma unroll 1
       for (int i = 0; i < 64; ++i) {
@@ -81,27 +139,43 @@ class Beside {
     REQUIRE(cudaMalloc(&memory_, kBytes));
     REQUIRE(cudaMemset(memory_, 0, kBytes));
     REQUIRE(cudaDeviceSynchronize());
+    const int whole = 227 * 1024;  // shared memory: nothing else fits beside it
     switch (work) {
       case Work::kOccupy:
-        start<Work::kOccupy>(blocks, 227 * 1024);
+        start<Work::kOccupy>(blocks, 2, whole);
         break;
       case Work::kSleep:
-        start<Work::kSleep>(blocks, 0);
+        start<Work::kSleep>(blocks, 2, 0);
         break;
       case Work::kLoop:
-        start<Work::kLoop>(blocks, 0);
+        start<Work::kLoop>(blocks, 2, 0);
+        break;
+      case Work::kCode8:
+        start<Work::kCode8>(blocks, 12, whole);
         break;
       case Work::kCode16:
-        start<Work::kCode16>(blocks, 0);
+        start<Work::kCode16>(blocks, 12, whole);
+        break;
+      case Work::kCode24:
+        start<Work::kCode24>(blocks, 12, whole);
+        break;
+      case Work::kCode32:
+        start<Work::kCode32>(blocks, 12, whole);
+        break;
+      case Work::kCode48:
+        start<Work::kCode48>(blocks, 12, whole);
         break;
       case Work::kCode64:
-        start<Work::kCode64>(blocks, 0);
+        start<Work::kCode64>(blocks, 12, whole);
+        break;
+      case Work::kCode96:
+        start<Work::kCode96>(blocks, 12, whole);
         break;
       case Work::kStream:
-        start<Work::kStream>(blocks, 0);
+        start<Work::kStream>(blocks, 2, 0);
         break;
       case Work::kParameters:
-        start<Work::kParameters>(blocks, 0);
+        start<Work::kParameters>(blocks, 2, 0);
         break;
       case Work::kNone:
         break;
@@ -128,13 +202,13 @@ class Beside {
  private:
   static constexpr size_t kBytes = size_t{1} << 30;
   template <Work kWork>
-  void start(int blocks, int shared) {
+  void start(int blocks, int warps, int shared) {
     const auto kernel = companion<kWork>;
     REQUIRE(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     // As the library's kernels: others would never share a multiprocessor.
     REQUIRE(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared));
-    kernel<<<blocks, 64, static_cast<size_t>(shared), stream_>>>(
+    kernel<<<blocks, 32 * warps, static_cast<size_t>(shared), stream_>>>(
         stop_, static_cast<const uint4*>(memory_), int64_t{kBytes / 16}, Parameters{},
         static_cast<float*>(memory_));
     REQUIRE(cudaGetLastError());

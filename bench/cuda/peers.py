@@ -89,7 +89,7 @@ def decode_rows(family):
     """Yields the rows of one family's decode."""
     for batch in BATCHES:
         one = batch * HEADS * DIM * DIM * 4
-        sets = max(1, min(96, (240 << 20) // one))
+        sets = max(8, min(96, (240 << 20) // one))
         states = [torch.randn(batch, HEADS, DIM, DIM, device="cuda") * 0.1 for _ in range(sets)]
         given = inputs(batch, 1, family)
         gates = 4 * DIM if family == "kda" else 4

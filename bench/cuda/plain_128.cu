@@ -255,7 +255,7 @@ void time_row(const Row& row, double copy, std::FILE* out) {
                              row.folds ? 8 : row.tokens, row.stagger);
   const bool per_step = layout.per_step;
   const int64_t set_bytes = (layout.state_bytes + layout.window.bytes) * row.batch;
-  const int sets = static_cast<int>(std::clamp<int64_t>((int64_t{240} << 20) / set_bytes, 1, 96));
+  const int sets = sets_of(set_bytes, 96);
   Bench bench(std::move(layout), row.batch, row.tokens, sets * row.batch, *row.backend);
   const Layout& l = bench.layout;
   const int window = l.window_tokens;

@@ -35,6 +35,12 @@ inline double copy_bandwidth() {
   return 2.0 * static_cast<double>(bytes) / (times[4] * 1e-3) / 1e9;
 }
 
+// Sets of slots that a graph's calls go through: together past the second cache level, and enough
+// of them that what a graph's launch takes is spread over several calls, as over a model's layers.
+inline int sets_of(int64_t set_bytes, int most) {
+  return static_cast<int>(std::clamp<int64_t>((int64_t{240} << 20) / set_bytes, 8, most));
+}
+
 // Microseconds of one call: medians of the phases.
 struct PhaseTimes {
   double mean = 0.0, fastest = 1e30, slowest = 0.0;
