@@ -111,6 +111,7 @@ int check() {
 std::vector<PrefillCase> rows_to_time() {
   const std::vector<int> one(1, 8192);
   const std::vector<int> many(16, 1024);
+  const std::vector<int> four(4, 4096);
   return {{"gdn bf16 1", "int8", kScalar, 32, 32, one, kBf16, 0.05f, 0.0f},
           {"gdn bf16 16", "int8", kScalar, 32, 32, many, kBf16, 0.05f, 0.0f},
           {"kda bf16 1", "int8", kVector, 32, 32, one, kBf16, 0.05f, 0.0f, true, true},
@@ -118,7 +119,15 @@ std::vector<PrefillCase> rows_to_time() {
           {"gdn fp32 1", "int8", kScalar, 32, 32, one, kFp32, 0.05f, 0.0f},
           {"gdn fp32 16", "int8", kScalar, 32, 32, many, kFp32, 0.05f, 0.0f},
           {"kda fp32 1", "int8", kVector, 32, 32, one, kFp32, 0.05f, 0.0f},
-          {"kda fp32 16", "int8", kVector, 32, 32, many, kFp32, 0.05f, 0.0f}};
+          {"kda fp32 16", "int8", kVector, 32, 32, many, kFp32, 0.05f, 0.0f},
+          {"gdn bf16 512", "int8", kScalar, 32, 32, {512}, kBf16, 0.05f, 0.0f},
+          {"gdn bf16 2k", "int8", kScalar, 32, 32, {2048}, kBf16, 0.05f, 0.0f},
+          {"gdn bf16 64 heads", "int8", kScalar, 16, 64, one, kBf16, 0.05f, 0.0f},
+          {"gdn bf16 4", "int8", kScalar, 32, 32, four, kBf16, 0.05f, 0.0f},
+          {"kda bf16 512", "int8", kVector, 32, 32, {512}, kBf16, 0.05f, 0.0f, true, true},
+          {"kda bf16 2k", "int8", kVector, 32, 32, {2048}, kBf16, 0.05f, 0.0f, true, true},
+          {"kda bf16 64 heads", "int8", kVector, 64, 64, one, kBf16, 0.05f, 0.0f, true, true},
+          {"kda bf16 4", "int8", kVector, 32, 32, four, kBf16, 0.05f, 0.0f, true, true}};
 }
 
 int time_row(const PrefillCase& c, std::FILE* out) {
