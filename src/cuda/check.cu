@@ -7,6 +7,7 @@
 
 #include "cuda/check.cuh"
 #include "cuda/finite.cuh"
+#include "cuda/input_faults.cuh"
 #include "cuda/operations.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/token.cuh"
@@ -94,9 +95,6 @@ __device__ void visit_rows(const Rows& rows, const Part& part, Test* test) {
   }
 }
 
-constexpr uint32_t kNotFinite = 1;
-constexpr uint32_t kPositive = 2;
-
 // Numbers that must be finite.
 struct FiniteNumbers {
   FiniteTest test;
@@ -115,10 +113,7 @@ __device__ __noinline__ uint32_t finite_faults(const Rows& rows, const Part& par
 struct LogDecays {
   int32_t type;
   uint32_t found;
-  __device__ void number(float g) {
-    if (g != g) found |= kNotFinite;
-    if (g > 0.0f) found |= kPositive;
-  }
+  __device__ void number(float g) { found |= log_decay_faults(g); }
   __device__ void word(uint32_t bits) {
     if (type == LEAPQUANT_FP32) return number(__uint_as_float(bits));
     const auto low = static_cast<uint16_t>(bits);
@@ -158,15 +153,6 @@ __device__ uint32_t gate_faults(const Call& call, Part part, bool last_slice) {
   return found;
 }
 
-__device__ void lower_status(int32_t* status, int32_t fault) {
-  int32_t seen = *reinterpret_cast<volatile int32_t*>(status);
-  while (seen == LEAPQUANT_OK || fault < seen) {
-    const int32_t before = atomicCAS(status, seen, fault);
-    if (before == seen) return;
-    seen = before;
-  }
-}
-
 __global__ void __launch_bounds__(kBlockThreads)
     check_inputs_kernel(const __grid_constant__ Call call, int32_t call_tokens, int32_t slices,
                         bool beside) {
@@ -200,9 +186,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     found |= finite_faults(in.beta, part) | gate_faults(call, part, slice == slices - 1);
     const bool not_finite = __syncthreads_or((found & kNotFinite) != 0) != 0;
     const bool positive = __syncthreads_or((found & kPositive) != 0) != 0;
-    if (threadIdx.x == 0 && (not_finite || positive)) {
-      lower_status(call.status + i,
-                   not_finite ? LEAPQUANT_NON_FINITE_INPUT : LEAPQUANT_POSITIVE_LOG_DECAY);
+    if (threadIdx.x == 0) {
+      tell_faults(call, i, (not_finite ? kNotFinite : 0u) | (positive ? kPositive : 0u));
     }
   }
   if (beside) wait_for_previous_grid();

@@ -35,6 +35,7 @@ struct ChunkMemory {
   typename Kind::Space space[kUnits<Kind, kGroups>];
   uint64_t full[kStages<Kind>];
   uint64_t empty[kStages<Kind>];
+  uint32_t faults[4 * kGroups];  // of values, by warp
 };
 
 template <typename Kind, int32_t kGroups>
@@ -50,6 +51,7 @@ __global__ void __launch_bounds__(kThreads128<Kind, kGroups>, 1)
   if (!find_place(call, range, kGroups * kGroupColumns, &at, &index)) return;
   const int32_t warp = __shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) >> 5, 0);
   if (threadIdx.x == 0) {
+    for (uint32_t& faults : memory.faults) faults = 0;
     for (int32_t i = 0; i < kCount; ++i) {
       barrier_init(shared_address(&memory.full[i]), Kind::kUnitWarps);
       barrier_init(shared_address(&memory.empty[i]), kStateWarps);
@@ -63,17 +65,19 @@ __global__ void __launch_bounds__(kThreads128<Kind, kGroups>, 1)
   if (warp >= kStateWarps) {
     if constexpr (kMoveRegisters<Kind>) give_registers<kUnitRegisters<kGroups>>();
     const int32_t unit = (warp - kStateWarps) / Kind::kUnitWarps;
+    uint32_t found = 0;
     for (int32_t chunk = unit; chunk < chunks; chunk += kUnits<Kind, kGroups>) {
       const int32_t round = chunk / kCount;
       const int32_t place = chunk - round * kCount;
-      Kind::prepare(call, at, chunk, (warp - kStateWarps) % Kind::kUnitWarps, 1 + unit,
-                    &memory.stages[place], &memory.space[unit], [&] {
-                      if (round == 0) return;
-                      barrier_sleep(shared_address(&memory.empty[place]),
-                                    static_cast<uint32_t>(round - 1) & 1);
-                    });
+      found |= Kind::prepare(call, at, chunk, (warp - kStateWarps) % Kind::kUnitWarps, 1 + unit,
+                             &memory.stages[place], &memory.space[unit], [&] {
+                               if (round == 0) return;
+                               barrier_sleep(shared_address(&memory.empty[place]),
+                                             static_cast<uint32_t>(round - 1) & 1);
+                             });
       if (at.lane == 0) barrier_arrive(shared_address(&memory.full[place]));
     }
+    tell_faults_of_warp(call, at, found);
     return;
   }
   if constexpr (kMoveRegisters<Kind>) take_registers<kStateRegisters<kGroups>>();
@@ -86,11 +90,13 @@ __global__ void __launch_bounds__(kThreads128<Kind, kGroups>, 1)
     const int32_t round = chunk / kCount;
     const int32_t place = chunk - round * kCount;
     barrier_wait(shared_address(&memory.full[place]), static_cast<uint32_t>(round) & 1);
-    Kind::advance(call, at, chunk, column, &memory.stages[place], s);
+    Kind::advance(call, at, chunk, column, &memory.stages[place], s, &memory.faults[warp]);
     __syncwarp();
     if (at.lane == 0) barrier_arrive(shared_address(&memory.empty[place]));
   }
   move_state<kDim, true>(kept, call.v_dim, at.lane, s);
+  __syncwarp();
+  tell_faults_of_warp(call, at, memory.faults[warp]);
 }
 
 template <typename Kind, int32_t kGroups>

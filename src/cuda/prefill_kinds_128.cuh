@@ -25,20 +25,21 @@ struct ScalarKind {
   }
   // By warp `warp` of a unit; wait_for_place() until the chunk may be written.
   template <int32_t kColumns, typename Wait>
-  static __device__ __forceinline__ void prepare(const Call& call, const ChunkPlace& at,
-                                                 int32_t index, int32_t, int32_t,
-                                                 Chunk<kColumns>* chunk, Space* space,
-                                                 const Wait& wait_for_place) {
+  static __device__ __forceinline__ uint32_t prepare(const Call& call, const ChunkPlace& at,
+                                                     int32_t index, int32_t, int32_t,
+                                                     Chunk<kColumns>* chunk, Space* space,
+                                                     const Wait& wait_for_place) {
     wait_for_place();
     const int32_t first = index * kTokens;
-    prepare_chunk(call, at, first, min(kTokens, at.tokens - first), chunk, space);
+    return prepare_chunk(call, at, first, min(kTokens, at.tokens - first), chunk, space);
   }
   template <int32_t kColumns>
   static __device__ __forceinline__ void advance(const Call& call, const ChunkPlace& at,
                                                  int32_t index, int32_t column,
-                                                 Chunk<kColumns>* chunk, Tiles<kDim / 8>& s) {
+                                                 Chunk<kColumns>* chunk, Tiles<kDim / 8>& s,
+                                                 uint32_t* faults) {
     const int32_t first = index * kTokens;
-    advance_chunk(call, at, first, min(kTokens, at.tokens - first), column, chunk, s);
+    advance_chunk(call, at, first, min(kTokens, at.tokens - first), column, chunk, s, faults);
   }
 };
 
@@ -52,20 +53,22 @@ struct VectorKind {
   template <int32_t kColumns>
   static __device__ __forceinline__ void clear(Chunk<kColumns>*) {}
   template <int32_t kColumns, typename Wait>
-  static __device__ __forceinline__ void prepare(const Call& call, const ChunkPlace& at,
-                                                 int32_t index, int32_t warp, int32_t barrier,
-                                                 Chunk<kColumns>* chunk, Space* space,
-                                                 const Wait& wait_for_place) {
+  static __device__ __forceinline__ uint32_t prepare(const Call& call, const ChunkPlace& at,
+                                                     int32_t index, int32_t warp, int32_t barrier,
+                                                     Chunk<kColumns>* chunk, Space* space,
+                                                     const Wait& wait_for_place) {
     const int32_t first = index * kTokens;
-    prepare_vector_chunk(call, at, first, min(kTokens, at.tokens - first), {warp, at.lane, barrier},
-                         chunk, space, wait_for_place);
+    return prepare_vector_chunk(call, at, first, min(kTokens, at.tokens - first),
+                                {warp, at.lane, barrier}, chunk, space, wait_for_place);
   }
   template <int32_t kColumns>
   static __device__ __forceinline__ void advance(const Call& call, const ChunkPlace& at,
                                                  int32_t index, int32_t column,
-                                                 Chunk<kColumns>* chunk, Tiles<kDim / 8>& s) {
+                                                 Chunk<kColumns>* chunk, Tiles<kDim / 8>& s,
+                                                 uint32_t* faults) {
     const int32_t first = index * kTokens;
-    advance_vector_chunk(call, at, first, min(kTokens, at.tokens - first), column, chunk, s);
+    advance_vector_chunk(call, at, first, min(kTokens, at.tokens - first), column, chunk, s,
+                         faults);
   }
 };
 

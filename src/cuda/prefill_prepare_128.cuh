@@ -6,6 +6,7 @@
 // instruction cache.
 #pragma once
 
+#include "cuda/finite.cuh"
 #include "cuda/prefill_chunk_state.cuh"
 #include "cuda/prefill_stage_128.cuh"
 
@@ -148,11 +149,60 @@ __device__ __forceinline__ double sum_up_to_lane(float log_decay, int32_t lane) 
 // exp(x) for x <= 0, relative error 2^-22 + |x| 2^-24.
 __device__ __forceinline__ float exp_quick(float x) { return exp2_fast(x * 1.4426950408889634f); }
 
-// Prepares tokens first .. first + count - 1 of the stretch.
+// Of the lane's token; those past the end neither decay nor write. found: faults.
+struct TokenGates {
+  float log_decay, beta;
+  uint32_t found;
+};
+__device__ __forceinline__ TokenGates load_token_gates(const Call& call, const ChunkPlace& at,
+                                                       int32_t first, int32_t count) {
+  const Inputs& in = call.inputs;
+  TokenGates gates = {0.0f, 0.0f, 0};
+  const bool scalar = call.decay == LEAPQUANT_DECAY_SCALAR;
+  // Of the gates' parameters, NaN is a fault, found once.
+  if (first == 0 && scalar) {
+    const float g = gate_of(in, 0.0f, at.v_head, at.v_head);
+    gates.found = g != g ? kNotFinite : 0u;
+  }
+  if (at.lane >= count) return gates;
+  const int64_t token = at.token + first + at.lane;
+  if (scalar) {
+    const float x = load_number(row_of(in.log_decay, 0, token, 0, at.v_head), in.log_decay.type, 0);
+    gates.found |=
+        in.gate == LEAPQUANT_GATE_READY ? log_decay_faults(x) : (is_finite(x) ? 0u : kNotFinite);
+    gates.log_decay = gate_of(in, x, at.v_head, at.v_head);
+  } else {
+    gates.log_decay = load_log_decay(call, 0, token, at.v_head, 0);
+  }
+  gates.beta = 1.0f;
+  if (in.beta.data != nullptr) {
+    gates.beta = load_number(row_of(in.beta, 0, token, 0, at.v_head), in.beta.type, 0);
+    if (!is_finite(gates.beta)) gates.found |= kNotFinite;
+    if (in.sigmoid_beta != 0) gates.beta = in.beta_scale * sigmoid(gates.beta);
+  }
+  return gates;
+}
+
+// Faults of the lane's key and query.
+__device__ __noinline__ inline uint32_t row_faults(const char (&rows)[2][2 * kChunkTokens][128],
+                                                   int32_t lane) {
+  const FiniteTest test = finite_test(LEAPQUANT_BF16);
+  uint32_t seen = 0;
+#pragma unroll 1
+  for (int32_t e = 0; e < 32; ++e) {
+    const char* row = rows[e & 1][lane + kChunkTokens * ((e >> 1) & 1)];
+    seen |= seen_in(test, reinterpret_cast<const uint4*>(row)[e >> 2]);
+  }
+  return seen != 0 ? kNotFinite : 0u;
+}
+
+// Prepares tokens first .. first + count - 1 of the stretch. Returns faults that the
+// lane has found.
 template <int32_t kColumns>
-__device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace& at, int32_t first,
-                                              int32_t count, PreparedChunk<kColumns>* stage,
-                                              Scratch* scratch) {
+__device__ __forceinline__ uint32_t prepare_chunk(const Call& call, const ChunkPlace& at,
+                                                  int32_t first, int32_t count,
+                                                  PreparedChunk<kColumns>* stage,
+                                                  Scratch* scratch) {
   const Inputs& in = call.inputs;
   const int32_t lane = at.lane;
   const int32_t k_head = at.v_head / call.group;
@@ -163,20 +213,10 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
   load_rows<kColumns / 8>(
       in.v, row_of(in.v, 0, token, 0, at.v_head) + 2 * at.first_column, count - 1, lane,
       [&](int32_t row, int32_t piece) { return &stage->values[row][16 * piece]; });
-  // A lane's token; those past the end neither decay nor write.
-  float log_decay = 0.0f;
-  float beta = 0.0f;
-  if (lane < count) {
-    log_decay = load_log_decay(call, 0, token + lane, at.v_head, 0);
-    beta = 1.0f;
-    if (in.beta.data != nullptr) {
-      beta = load_number(row_of(in.beta, 0, token + lane, 0, at.v_head), in.beta.type, 0);
-      if (in.sigmoid_beta != 0) beta = in.beta_scale * sigmoid(beta);
-    }
-  }
-  const double reached = sum_up_to_lane(log_decay, lane);
+  const TokenGates gates = load_token_gates(call, at, first, count);
+  const double reached = sum_up_to_lane(gates.log_decay, lane);
   scratch->reached[lane] = reached;
-  scratch->beta[lane] = beta;
+  scratch->beta[lane] = gates.beta;
   wait_for_copies();
   __syncwarp();
 
@@ -213,11 +253,18 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
     }
   }
   __syncwarp();
+  // Squares are finite only where rows are.
+  uint32_t found = gates.found;
+  const float key_square = scratch->key_scale[lane];
+  const float query_square = scratch->query_scale[lane];
+  if (__any_sync(kAllLanes, !is_finite(key_square) || !is_finite(query_square)) != 0) {
+    found |= row_faults(stage->rows, lane);
+  }
   float key_scale = 1.0f;
   float query_scale = in.q_scale;
   if (in.l2norm != 0) {
-    key_scale = rsqrtf(scratch->key_scale[lane] + in.l2norm_eps);
-    query_scale *= rsqrtf(scratch->query_scale[lane] + in.l2norm_eps);
+    key_scale = rsqrtf(key_square + in.l2norm_eps);
+    query_scale *= rsqrtf(query_square + in.l2norm_eps);
   }
   const bool delta = call.delta_rule != 0;
   const float decay = exp_quick(static_cast<float>(reached));
@@ -261,6 +308,7 @@ __device__ __forceinline__ void prepare_chunk(const Call& call, const ChunkPlace
   solve_chunk(scratch, lane, stage->solve);
   fence_async_shared();
   __syncwarp();
+  return found;
 }
 
 }  // namespace leapquant::cuda::chunks_128

@@ -47,6 +47,7 @@ struct SpreadMemory {
   uint64_t full[kStages<Kind>];   // of the state's block: a stage has arrived
   uint64_t taken[kUnits<Kind>];   // of the preparers': a unit's chunk has arrived
   uint64_t empty[kStages<Kind>];  // of the preparers': a stage is read
+  uint32_t faults[kStateWarps];   // of the state's block: of values, by warp
 };
 static_assert(sizeof(SpreadMemory<ScalarKind>) <= 227 * 1024 &&
               sizeof(SpreadMemory<VectorKind>) <= 227 * 1024);
@@ -60,8 +61,9 @@ __device__ __forceinline__ void prepare_chunks(const Call& call, const ChunkPlac
   auto& made = memory.prepare.made[unit];
   auto& space = memory.prepare.space[unit];
   uint32_t turn = 0;
+  uint32_t found = 0;
   for (int32_t chunk = unit; chunk < chunks; chunk += kUnits<Kind>, ++turn) {
-    Kind::prepare(call, at, chunk, warp % Kind::kUnitWarps, 1 + unit, &made, &space, [&] {
+    found |= Kind::prepare(call, at, chunk, warp % Kind::kUnitWarps, 1 + unit, &made, &space, [&] {
       if (turn > 0) barrier_sleep(shared_address(&memory.taken[unit]), (turn - 1) & 1);
     });
     if constexpr (Kind::kUnitWarps > 1) {
@@ -81,6 +83,7 @@ __device__ __forceinline__ void prepare_chunks(const Call& call, const ChunkPlac
     }
     __syncwarp();
   }
+  tell_faults_of_warp(call, at, found);
 }
 
 // A warp beside the state's tells the preparers what has arrived.
@@ -118,7 +121,7 @@ __device__ __forceinline__ void carry_state(const Call& call, const ChunkPlace& 
 #pragma unroll 1
   for (int32_t chunk = 0; chunk < chunks; ++chunk) {
     barrier_wait(shared_address(&memory.full[place]), round & 1);
-    Kind::advance(call, at, chunk, column, &memory.stages[place], s);
+    Kind::advance(call, at, chunk, column, &memory.stages[place], s, &memory.faults[warp]);
     __syncwarp();
     if (at.lane == 0) {
       barrier_arrive_in(address_in(shared_address(&memory.empty[place]), kPrepareRank));
@@ -129,6 +132,8 @@ __device__ __forceinline__ void carry_state(const Call& call, const ChunkPlace& 
     }
   }
   move_state<kDim, true>(kept, call.v_dim, at.lane, s);
+  __syncwarp();
+  tell_faults_of_warp(call, at, memory.faults[warp]);
 }
 
 template <typename Kind>
@@ -145,6 +150,7 @@ __global__ void __launch_bounds__(kBoundThreads<Kind>, 1)
   const bool prepares = cluster_rank() == kPrepareRank;
   const int32_t warp = __shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) >> 5, 0);
   if (threadIdx.x == 0) {
+    for (uint32_t& faults : memory.faults) faults = 0;
     for (int32_t i = 0; i < kStages<Kind>; ++i) {
       barrier_init(shared_address(&memory.full[i]), 1);
       barrier_init(shared_address(&memory.empty[i]), kStateWarps);

@@ -5,6 +5,7 @@
 // units read it. The algebra is told in prefill_chunk_shared.cuh.
 #pragma once
 
+#include "cuda/input_faults.cuh"
 #include "cuda/prefill_chunk_shared.cuh"
 #include "cuda/prefill_columns.cuh"
 
@@ -66,6 +67,13 @@ __device__ __forceinline__ bool find_place(const Call& call, const StretchRange&
   at->token = call.token_offsets[at->sequence] + stretch.begin;
   at->tokens = stretch.end - stretch.begin;
   return at->tokens > 0;
+}
+
+// By the whole warp: what its lanes have found.
+__device__ __forceinline__ void tell_faults_of_warp(const Call& call, const ChunkPlace& at,
+                                                    uint32_t found) {
+  found = __reduce_or_sync(kAllLanes, found);
+  if (at.lane == 0) tell_faults(call, at.sequence, found);
 }
 
 // What a preparing warp works in.

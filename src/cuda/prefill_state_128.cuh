@@ -5,6 +5,7 @@
 // so that the result of each product is the next one's operand as it lies in registers.
 #pragma once
 
+#include "cuda/finite.cuh"
 #include "cuda/prefill_chunk_state.cuh"
 #include "cuda/prefill_stage_128.cuh"
 
@@ -43,11 +44,18 @@ __device__ __forceinline__ void hold_parts(OperandParts& parts) {
   hold_registers(parts.low);
 }
 
-// Takes the warp's columns, from `column` of the stage on, through a chunk.
+// Not zero where one of the pairs of values is not finite.
+__device__ __forceinline__ uint32_t seen_in_values(const uint32_t (&v)[4]) {
+  return seen_in(finite_test(LEAPQUANT_BF16), make_uint4(v[0], v[1], v[2], v[3]));
+}
+
+// Takes the warp's columns, from `column` of the stage on, through a chunk. *faults, in shared
+// memory: faults of values.
 template <int32_t kColumns>
 __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace& at, int32_t first,
                                               int32_t count, int32_t column,
-                                              PreparedChunk<kColumns>* stage, Tiles<kDim / 8>& s) {
+                                              PreparedChunk<kColumns>* stage, Tiles<kDim / 8>& s,
+                                              uint32_t* faults) {
   const int32_t lane = at.lane;
   const int32_t t = lane & 3;
   const uint32_t rows = operand_place(shared_address(stage->rows), 16);
@@ -83,6 +91,7 @@ __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace
     for (uint32_t half = 0; half < 2; ++half) {
       uint32_t v[4];
       load_matrices_transposed(v, values + half * 16 * PreparedChunk<kColumns>::kValuePitch);
+      if (seen_in_values(v) != 0) *faults = kNotFinite;
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e) {
         const float (&found)[4] = both[2 * half + e];

@@ -46,10 +46,27 @@ __device__ __noinline__ inline float4 gates_of(const Inputs& in, float4 x, int32
                      gate_of(in, x.z, v_head, bias + 2), gate_of(in, x.w, v_head, bias + 3));
 }
 
+// Faults of log decays as they are used, or of what they are made from.
+__device__ __forceinline__ uint32_t gate_faults(const Inputs& in, float4 x) {
+  if (in.gate == LEAPQUANT_GATE_READY) {
+    return log_decay_faults(x.x) | log_decay_faults(x.y) | log_decay_faults(x.z) |
+           log_decay_faults(x.w);
+  }
+  return is_finite(x.x) && is_finite(x.y) && is_finite(x.z) && is_finite(x.w) ? 0u : kNotFinite;
+}
+// Of the parameters, NaN is a fault; a lane has four channels.
+__device__ __noinline__ inline uint32_t parameter_faults(const Inputs& in, int32_t v_head,
+                                                         int32_t lane) {
+  const float4 g =
+      gates_of(in, make_float4(0.0f, 0.0f, 0.0f, 0.0f), v_head, int64_t{v_head} * kDim + 4 * lane);
+  return g.x != g.x || g.y != g.y || g.z != g.z || g.w != g.w ? kNotFinite : 0u;
+}
+
 // Log decays of half a chunk, tokens from `first` on, zero past the last; a lane has four channels.
-__device__ __forceinline__ void load_gates(const Call& call, const ChunkPlace& at, int64_t token,
-                                           int32_t count, int32_t first, int32_t lane,
-                                           VectorScratch* scratch) {
+// Returns faults.
+__device__ __forceinline__ uint32_t load_gates(const Call& call, const ChunkPlace& at,
+                                               int64_t token, int32_t count, int32_t first,
+                                               int32_t lane, VectorScratch* scratch) {
   constexpr int32_t kHalf = kVectorTokens / 2;
   const Rows& rows = call.inputs.log_decay;
   const auto row = [&](int32_t i) {
@@ -90,7 +107,20 @@ __device__ __forceinline__ void load_gates(const Call& call, const ChunkPlace& a
       gates(i) = make_float4(low(x[i].x), high(x[i].x), low(x[i].y), high(x[i].y));
     }
   }
+  // Ready ones that are fine are seen at once.
+  bool fine = call.inputs.gate == LEAPQUANT_GATE_READY;
+#pragma unroll
+  for (int32_t i = 0; i < kHalf; ++i) {
+    const float4 x = gates(i);
+    fine = fine && x.x <= 0.0f && x.y <= 0.0f && x.z <= 0.0f && x.w <= 0.0f;
+  }
+  uint32_t found = 0;
+  if (!fine) {
+#pragma unroll 1
+    for (int32_t i = 0; i < kHalf; ++i) found |= gate_faults(call.inputs, gates(i));
+  }
   if (call.inputs.gate != LEAPQUANT_GATE_READY) {
+    if (token == at.token) found |= parameter_faults(call.inputs, at.v_head, lane);
 #pragma unroll 1
     for (int32_t i = 0; i < kHalf; ++i) {
       gates(i) = gates_of(call.inputs, gates(i), at.v_head, int64_t{at.v_head} * kDim + 4 * lane);
@@ -100,6 +130,7 @@ __device__ __forceinline__ void load_gates(const Call& call, const ChunkPlace& a
   for (int32_t i = max(count - first, 0); i < kHalf; ++i) {
     gates(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
+  return found;
 }
 
 // Squares of the rows' norms: the diagonal of their products.
@@ -122,6 +153,17 @@ __device__ __forceinline__ float row_square(const char (*rows)[kRawPitch], int32
   }
   __syncwarp();
   return squares[lane & 15];
+}
+
+// Faults of rows; a lane has half of one.
+__device__ __noinline__ inline uint32_t raw_row_faults(const char (*rows)[kRawPitch],
+                                                       int32_t lane) {
+  const FiniteTest test = finite_test(LEAPQUANT_BF16);
+  const auto* pieces = reinterpret_cast<const uint4*>(rows[lane & 15]) + 8 * (lane >> 4);
+  uint32_t seen = 0;
+#pragma unroll 1
+  for (int32_t e = 0; e < 8; ++e) seen |= seen_in(test, pieces[e]);
+  return seen != 0 ? kNotFinite : 0u;
 }
 
 // Rows of 64 channels, two a lane: keys and queries times exp of what `reached` becomes.
@@ -344,22 +386,24 @@ __device__ __forceinline__ void store_weights(const Tiles<2>& qk, int32_t lane,
 }
 
 // Prepares tokens first .. first + count - 1 of the stretch, by the whole team; wait_for_place()
-// until the chunk may be written.
+// until the chunk may be written. Returns faults that the lane has found.
 template <int32_t kColumns, typename Wait>
-__device__ __forceinline__ void prepare_vector_chunk(
+__device__ __forceinline__ uint32_t prepare_vector_chunk(
     const Call& call, const ChunkPlace& at, int32_t first, int32_t count, const TeamPlace& team,
     VectorChunk<kColumns>* chunk, VectorScratch* scratch, const Wait& wait_for_place) {
   const Inputs& in = call.inputs;
   const int32_t lane = team.lane;
   const int32_t k_head = at.v_head / call.group;
   const int64_t token = at.token + first;
+  uint32_t found = 0;
   // Two warps load: while the others finish the chunk before, they have nothing else to do.
   if (team.warp >= 2) {
     load_team_rows(in.k, row_of(in.k, 0, token, 0, k_head), count - 1, kDim / 8, team, 64,
                    scratch->keys[0], kRawPitch);
     load_team_rows(in.q, row_of(in.q, 0, token, 0, k_head), count - 1, kDim / 8, team, 64,
                    scratch->queries[0], kRawPitch);
-    load_gates(call, at, token, count, (team.warp - 2) * (kVectorTokens / 2), lane, scratch);
+    found =
+        load_gates(call, at, token, count, (team.warp - 2) * (kVectorTokens / 2), lane, scratch);
     wait_for_copies();
   }
   team_barrier(team.barrier);
@@ -398,6 +442,10 @@ __device__ __forceinline__ void prepare_vector_chunk(
     const bool query = team.warp == 3;
     float* scales = query ? scratch->query_scale : scratch->key_scale;
     const float square = row_square(query ? scratch->queries : scratch->keys, lane, scales);
+    // Squares are finite only where rows are.
+    if (__any_sync(kAllLanes, !is_finite(square)) != 0) {
+      found |= raw_row_faults(query ? scratch->queries : scratch->keys, lane);
+    }
     const float scale =
         (in.l2norm != 0 ? rsqrtf(square + in.l2norm_eps) : 1.0f) * (query ? in.q_scale : 1.0f);
     __syncwarp();
@@ -413,6 +461,7 @@ __device__ __forceinline__ void prepare_vector_chunk(
           beta = 1.0f;
           if (in.beta.data != nullptr) {
             beta = load_number(row_of(in.beta, 0, token + lane, 0, at.v_head), in.beta.type, 0);
+            if (!is_finite(beta)) found |= kNotFinite;
             if (in.sigmoid_beta != 0) beta = in.beta_scale * sigmoid(beta);
           }
         }
@@ -439,6 +488,7 @@ __device__ __forceinline__ void prepare_vector_chunk(
   }
   fence_async_shared();
   __syncwarp();
+  return found;
 }
 
 }  // namespace leapquant::cuda::chunks_128

@@ -31,12 +31,13 @@ __device__ __forceinline__ float largest_of_warp(const Tiles<2>& x) {
   return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest)));
 }
 
-// Takes the warp's columns, from `column` of the chunk on, through it.
+// Takes the warp's columns, from `column` of the chunk on, through it. *faults, in shared memory:
+// faults of values.
 template <int32_t kColumns>
 __device__ __forceinline__ void advance_vector_chunk(const Call& call, const ChunkPlace& at,
                                                      int32_t first, int32_t count, int32_t column,
                                                      VectorChunk<kColumns>* chunk,
-                                                     Tiles<kDim / 8>& s) {
+                                                     Tiles<kDim / 8>& s, uint32_t* faults) {
   const int32_t lane = at.lane;
   const int32_t t = lane & 3;
   // K S and Q S: tiles 0, 1 and 2, 3.
@@ -81,6 +82,7 @@ __device__ __forceinline__ void advance_vector_chunk(const Call& call, const Chu
                                     static_cast<uint32_t>(((lane & 7) + 8 * (lane >> 4)) *
                                                               VectorChunk<kColumns>::kValuePitch +
                                                           2 * column + 16 * ((lane >> 3) & 1)));
+    if (seen_in_values(v) != 0) *faults = kNotFinite;
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
       const float2 factor = *reinterpret_cast<const float2*>(&chunk->key_factor[8 * e + 2 * t]);
