@@ -261,6 +261,20 @@ __device__ __forceinline__ void store_shared(uint32_t shared, int32_t word) {
 __device__ __forceinline__ void sync_threads(int32_t id, int32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Whether `mine` holds in any of the `threads` threads that come to barrier `id`.
+__device__ __forceinline__ bool threads_any(int32_t id, int32_t threads, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{.reg .pred p, q; setp.ne.u32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.u32 %0, 1, 0, q;}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(mine))
+      : "memory");
+  return any != 0;
+}
+// Tells barrier `id` that this warp has come, without waiting.
+__device__ __forceinline__ void arrive_threads(int32_t id, int32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 // Barriers of a team: the 256 threads of a block that share threadIdx.y. sync_team_or: whether
 // `condition` holds in any of them.
 __device__ __forceinline__ void sync_team() {
@@ -510,6 +524,18 @@ __device__ __forceinline__ uint32_t subtract_halves(uint32_t a, uint32_t b) {
 __device__ __forceinline__ int32_t fresh_copy(int32_t value) {
   asm volatile("" : "+r"(value));
   return value;
+}
+
+// This block's place in the grid, asked for anew: registers need not keep it.
+__device__ __forceinline__ int32_t block_x() {
+  int32_t x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+__device__ __forceinline__ int32_t block_y() {
+  int32_t y;
+  asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
+  return y;
 }
 
 // ---- Special functions ----
