@@ -7,6 +7,7 @@
 
 #include "core/packing.h"
 #include "cuda/decode_128.cuh"
+#include "cuda/small_128.cuh"
 
 namespace leapquant::cuda {
 namespace {
@@ -269,6 +270,14 @@ cudaError_t decode_128(const Layout& layout, const Call128& unchecked, cudaStrea
   if (cudaError_t e =
           cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device)) {
     return e;
+  }
+  int room = 0;
+  if (cudaError_t e =
+          cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) {
+    return e;
+  }
+  if (small_128_serves(unchecked, vector, processors, room)) {
+    return launch_small_128(unchecked, stream);
   }
   // Small batches share a head among more warps. A block reserves 1 KiB of shared memory more than
   // it asks for.

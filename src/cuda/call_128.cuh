@@ -319,6 +319,17 @@ __device__ __forceinline__ uint32_t check_inputs(const Call128& call, int32_t se
   }
   return faults;
 }
+// Whether a sequence, as its numbers are, has rows to compute.
+__device__ __forceinline__ void judge(const Call128& call, Sequence128* s) {
+  const bool live = s->slot >= 0 && s->tokens != 0;
+  const bool fits = s->tokens > 0 && s->tokens <= call.tokens && s->position >= 0 &&
+                    s->position <= 0x7fffffff - s->tokens;
+  s->fault = 0;
+  if (live && !fits) s->fault = 64u;
+  if (live && s->window_slot < 0) s->fault = 4u;
+  s->alive = live && s->fault == 0;
+}
+
 // Loads a sequence's place. Lanes of a call all get the same.
 __device__ __forceinline__ Sequence128 load_sequence(const Call128& call, int32_t index) {
   Sequence128 s;
@@ -327,13 +338,7 @@ __device__ __forceinline__ Sequence128 load_sequence(const Call128& call, int32_
   s.window_slot = call.window_slots != nullptr ? __ldg(call.window_slots + index) : s.slot;
   s.position = __ldg(call.positions + index);
   s.tokens = call.num_tokens != nullptr ? __ldg(call.num_tokens + index) : call.tokens;
-  const bool live = s.slot >= 0 && s.tokens != 0;
-  const bool fits = s.tokens > 0 && s.tokens <= call.tokens && s.position >= 0 &&
-                    s.position <= 0x7fffffff - s.tokens;
-  s.fault = 0;
-  if (live && !fits) s.fault = 64u;
-  if (live && s.window_slot < 0) s.fault = 4u;
-  s.alive = live && s.fault == 0;
+  judge(call, &s);
   return s;
 }
 
@@ -341,6 +346,7 @@ __device__ __forceinline__ Sequence128 load_sequence(const Call128& call, int32_
 __device__ __forceinline__ uint32_t check_slots(const Call128& call, const Sequence128& s,
                                                 int32_t thread, int32_t threads) {
   constexpr int32_t kAhead = 4;  // loads on their way; a row past the last is the last again
+  const int32_t* windows = call.window_slots != nullptr ? call.window_slots : call.state_slots;
   uint32_t faults = 0;
 #pragma unroll 1
   for (int32_t first = thread; first < s.index; first += kAhead * threads) {
@@ -349,8 +355,8 @@ __device__ __forceinline__ uint32_t check_slots(const Call128& call, const Seque
 #pragma unroll
     for (int32_t i = 0; i < kAhead; ++i) {
       const int32_t other = min(first + i * threads, s.index - 1);
-      slot[i] = window[i] = __ldg(call.state_slots + other);
-      if (call.window_slots != nullptr) window[i] = __ldg(call.window_slots + other);
+      slot[i] = __ldg(call.state_slots + other);
+      window[i] = __ldg(windows + other);
     }
 #pragma unroll
     for (int32_t i = 0; i < kAhead; ++i) {
