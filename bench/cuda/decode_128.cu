@@ -270,6 +270,12 @@ int time_all(const char* path, const char* which) {
   if (w == "nofold") rows = {{"int8", S, 0, 512, 1, false, 1, 7, false, false}};
   if (w == "main") rows = {{"int8", S, 0, 512, 1, true, 0, 0, true, true}};
   if (w == "one") rows = {{"int8", S, 0, 512, 1, true, 1, 4, true, true}};
+  if (w == "tiny" || w == "few") {  // where one launch may serve a call
+    for (int batch : {1, 2, 4, 8, 12, 16, 24, 32}) {
+      if (w == "tiny" && batch != 1 && batch != 8) continue;
+      rows.push_back({"int8", S, 0, batch, 1, false, 0, 0, true, true});
+    }
+  }
   if (w == "small") {  // where launches count
     for (int batch : {1, 8}) rows.push_back({"int8", S, 0, batch, 1, false, 2, 4, false, false});
     for (int batch : {1, 8}) rows.push_back({"int8", S, 0, batch, 1, false, 0, 0, true, true});

@@ -24,6 +24,7 @@
 #include "core/position.h"
 #include "cuda/decode_128.cuh"
 #include "cuda/payload_order.cuh"
+#include "cuda/small_128.cuh"
 #include "reference/backend.h"
 #include "reference/codec.h"
 #include "reference/decode.h"
