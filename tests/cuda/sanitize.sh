@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs compute-sanitizer over a selection of the device's tests that takes three minutes on 16 cores:
-# memcheck, racecheck and synccheck over decodes, folds, prefills, transfers and faults, on the
-# special kernels and the general ones. Not part of ./test; docs/TESTING.md says when.
+# Runs compute-sanitizer over a selection of the device's tests that takes three minutes on 16
+# cores: memcheck, racecheck and synccheck over decodes, folds, prefills, transfers and faults, on
+# the special kernels and the general ones. Not part of ./test; docs/TESTING.md says when.
 set -uo pipefail
 
 usage() {
