@@ -255,6 +255,13 @@ TEST(Determinism, SomeHeadsTwoSteps) {
   }
 }
 
+// Few enough for one launch a call.
+TEST(Determinism, FewHeadsAFewSteps) {
+  for (const char* format : {"int8", "int8:stagger=1", "int4:stagger=1", "int8+"}) {
+    expect_equal_rows(format, 8, 3);
+  }
+}
+
 // A layer of 32 heads at the sizes of a server, on the backend that serves it there: batch 64 and
 // 512 against sequences alone.
 TEST(Determinism, LargeBatchesOfALayer) {

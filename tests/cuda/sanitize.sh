@@ -27,7 +27,7 @@ limit="${LEAPQUANT_SANITIZE_SECONDS:-240}"  # of one program under one tool
 # Program and tests. Every kernel of the library is in one of them. racecheck is many times slower:
 # it sees plain states in their own kernels only.
 selection=(
-  "cuda_determinism_test Determinism.ManyHeadsAFewSteps"
+  "cuda_determinism_test Determinism.ManyHeadsAFewSteps:Determinism.FewHeadsAFewSteps"
   "cuda_edge_heads_test *ChannelsThatVanish*:*FoldsAfterTwoCalls*"
   "cuda_sequences_128_test *GatesBelong*:*RowsChangePlaces*"
   "cuda_ranges_128_test *NormalisationAdds*:*GrowthIsFlagged*"
@@ -37,7 +37,7 @@ selection=(
   "cuda_plain_states_128_test *TypesOf*:*PaddingRows*"
 )
 racecheck_selection=(
-  "cuda_determinism_test Determinism.SomeHeadsTwoSteps"
+  "cuda_determinism_test Determinism.SomeHeadsTwoSteps:Determinism.FewHeadsAFewSteps"
   "cuda_edge_heads_test *FoldsAfterTwoCalls*"
   "cuda_sequences_128_test *RowsChangePlaces*"
   "cuda_ranges_128_test *NormalisationAdds*:*GrowthIsFlagged*"
