@@ -305,14 +305,14 @@ static __global__ void __launch_bounds__(kThreads, 2)
     }
     bool unusual;
     if (warp < kReaders || warp == kCorrectionsJob) {
-      if (warp == kCorrectionsJob && reads) {
+      if (warp == kCorrectionsJob && reads && !again) {
         found |= check_slots(call, s, lane, 32);
 #pragma unroll 1
         for (int32_t h = lane; h < call.v_heads; h += 32) {
           if (h >= 32) base = *reinterpret_cast<const volatile int32_t*>(bases + h);
           found |= check_position(call, s, base);
           if (h == v_head) {
-            if (!again) words[kBase] = base;
+            words[kBase] = base;
             if (base != first) found |= kUnusual;
           }
         }
