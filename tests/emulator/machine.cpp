@@ -284,6 +284,10 @@ Place thread_index() {
   return {index % machine.dim.x, index / machine.dim.x};
 }
 uint32_t block_index() { return machine.block; }
+Place block_place() {
+  const uint32_t width = machine.setting.width != 0 ? machine.setting.width : machine.blocks;
+  return {machine.block % width, machine.block / width};
+}
 Place block_dim() { return machine.dim; }
 uint32_t grid_dim() { return machine.blocks; }
 
@@ -317,7 +321,7 @@ void wait_for_warp() {
   wait_while(w.generation, w.generation, w.instruction, machine.current->index / 32);
 }
 
-bool meet(uint32_t id, uint32_t threads, bool condition) {
+bool meet(uint32_t id, uint32_t threads, bool condition, bool waits) {
   if (id >= kBarriers) fail("barrier " + number(id) + ": there are sixteen");
   if (threads % 32 != 0) fail("barrier " + number(id) + " of no multiple of 32 threads");
   Barrier& barrier = machine.barriers[id];
@@ -329,6 +333,7 @@ bool meet(uint32_t id, uint32_t threads, bool condition) {
   barrier.any = barrier.any || condition;
   ++barrier.lanes[machine.current->index / 32];
   if (++barrier.arrived < threads) {
+    if (!waits) return false;
     wait_while(barrier.generation, barrier.generation, "barrier ", id);
     return barrier.result;
   }

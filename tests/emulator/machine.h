@@ -18,6 +18,7 @@ namespace leapquant::emulator {
 struct Setting {
   uint64_t seed = 0;            // of the order of threads and copies; 0: one after another
   unsigned char poison = 0xff;  // in shared memory before a block and in place of copies to come
+  uint32_t width = 0;           // blocks of a row of the grid; 0: all of them
 };
 
 struct Place {
@@ -33,6 +34,7 @@ std::string run(uint32_t blocks, Place block_dim, char* memory, uint32_t shared,
 
 Place thread_index();
 uint32_t block_index();
+Place block_place();
 Place block_dim();
 uint32_t grid_dim();
 // Ends the run; does not come back.
@@ -59,8 +61,9 @@ const WarpWords& together(const char* instruction, std::initializer_list<uint32_
   return all;
 }
 
-// Barrier `id` (0 to 15) of `threads` threads; whether `condition` held in any of them.
-bool meet(uint32_t id, uint32_t threads, bool condition = false);
+// Barrier `id` (0 to 15) of `threads` threads; whether `condition` held in any of them. waits: else
+// this thread only tells that it has come.
+bool meet(uint32_t id, uint32_t threads, bool condition = false, bool waits = true);
 
 // Shared memory by address.
 uint32_t shared_address(const void* pointer);

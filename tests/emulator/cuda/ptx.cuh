@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of src/cuda/ptx.cuh that the fold uses, emulated: same names, same meaning. The
-// include path finds this file in place of that one.
+// The functions of src/cuda/ptx.cuh that folds and small batches use, emulated: same names, same
+// meaning. The include path finds this file in place of that one.
 #pragma once
 
 #include <bit>
@@ -50,6 +50,27 @@ inline uint32_t load_word_or_half(const void* global, bool half) {
 }
 inline void sync_team() { emulator::meet(threadIdx.y + 1, 256); }
 inline bool sync_team_or(bool condition) { return emulator::meet(threadIdx.y + 1, 256, condition); }
+inline void sync_threads(int32_t id, int32_t threads) {
+  emulator::meet(static_cast<uint32_t>(id), static_cast<uint32_t>(threads));
+}
+inline bool threads_any(int32_t id, int32_t threads, bool mine) {
+  return emulator::meet(static_cast<uint32_t>(id), static_cast<uint32_t>(threads), mine);
+}
+inline void arrive_threads(int32_t id, int32_t threads) {
+  emulator::meet(static_cast<uint32_t>(id), static_cast<uint32_t>(threads), false, false);
+}
+template <typename T>
+T& in_shared(uint32_t address) {
+  return *reinterpret_cast<T*>(emulator::at_shared(address, sizeof(T)));
+}
+inline uint2 load_shared_pair(uint32_t address) { return in_shared<uint2>(address); }
+inline uint4 load_shared_four(uint32_t address) { return in_shared<uint4>(address); }
+inline void store_shared(uint32_t address, int32_t word) { in_shared<int32_t>(address) = word; }
+inline int32_t block_x() { return static_cast<int32_t>(emulator::block_place().x); }
+inline int32_t block_y() { return static_cast<int32_t>(emulator::block_place().y); }
+// Of kernels that do not run here.
+inline void copy_4_async(uint32_t, const void*) { emulator::fail("copies of 4 bytes"); }
+inline void barrier_arrive_copies(uint32_t) { emulator::fail("an arrival of copies"); }
 
 // ---- Numbers ----
 
@@ -61,6 +82,9 @@ inline float2 widen_halves(uint32_t pair) {
 }
 inline uint32_t pack_fp16(float low, float high) {
   return float_to_fp16(low) | static_cast<uint32_t>(float_to_fp16(high)) << 16;
+}
+inline uint32_t pack_bf16(float low, float high) {
+  return float_to_bf16(low) | static_cast<uint32_t>(float_to_bf16(high)) << 16;
 }
 inline uint32_t subtract_halves(uint32_t a, uint32_t b) {
   return pack_fp16(half_of(a, 0) - half_of(b, 0), half_of(a, 1) - half_of(b, 1));
@@ -130,6 +154,44 @@ inline void mma_fp16_of(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0, co
 }
 inline void mma_fp16_short(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
   mma_fp16_of(d, a0, a1, b0, d);
+}
+
+// D[16, 8] += A[16, 32] B[32, 8] of bytes, exact.
+template <bool kSigned>
+void multiply_bytes(emulator::WarpWords& words) {
+  const auto byte_of = [&](int lane, int word, int e, bool is_signed) {
+    const uint32_t byte = words[lane][word] >> (8 * e) & 255;
+    return is_signed ? static_cast<int8_t>(byte) : static_cast<int>(byte);
+  };
+  int left[16][32];
+  int right[8][32];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4;
+    for (int e = 0; e < 4; ++e) {
+      const int k = 4 * (lane % 4) + e;
+      for (int i = 0; i < 4; ++i)
+        left[g + 8 * (i % 2)][k + 16 * (i / 2)] = byte_of(lane, i, e, kSigned);
+      for (int i = 0; i < 2; ++i) right[g][k + 16 * i] = byte_of(lane, 4 + i, e, true);
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int i = 0; i < 4; ++i) {
+      int sum = static_cast<int>(words[lane][6 + i]);
+      for (int k = 0; k < 32; ++k) {
+        sum += left[lane / 4 + 8 * (i / 2)][k] * right[2 * (lane % 4) + i % 2][k];
+      }
+      words[lane][6 + i] = static_cast<uint32_t>(sum);
+    }
+  }
+}
+template <bool kSigned>
+void mma_int8(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+              uint32_t b1) {
+  const auto word = [&](int i) { return static_cast<uint32_t>(d[i]); };
+  const emulator::WarpWords& words = emulator::together(
+      "product of bytes ", {a0, a1, a2, a3, b0, b1, word(0), word(1), word(2), word(3)},
+      multiply_bytes<kSigned>);
+  for (int i = 0; i < 4; ++i) d[i] = static_cast<int32_t>(words[emulator::lane()][6 + i]);
 }
 
 // 8 x 8 matrices of 16-bit entries in shared memory; lane l gives the address of row l % 8 of
