@@ -161,7 +161,11 @@ struct FoldFit : FoldOrthonormal {
       sync_team();
     }
 #pragma unroll 1
-    for (int32_t first = 0; first < rank(); first += 8) power(first, rank());
+    for (int32_t first = 0; first < rank(); first += 8) {
+      float d[4];
+      turn(first, d);
+      put_sides(first, rank(), d);
+    }
     sync_team();
   }
 

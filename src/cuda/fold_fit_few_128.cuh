@@ -9,10 +9,17 @@
 namespace leapquant::cuda::folding_128 {
 
 struct FoldFitFew : FoldFit {
-  // The warp's columns, made orthonormal in order by the Cholesky factor of their Gram matrix.
-  // Returns whether that is exact enough as it is: where each living column has at least 1/16 of
-  // its square outside the span of those before it.
-  __device__ __forceinline__ bool orthonormalise(float4 (&x)[4], bool again) const {
+  // By one warp, from the columns in `sides`: what makes them orthonormal in order, the inverse of
+  // the Cholesky factor of their Gram matrix, into `turns`. Returns whether that is exact enough as
+  // it is: where each living column has at least 1/16 of its square outside the span of those
+  // before it.
+  __device__ __forceinline__ bool factor_few(bool again) const {
+    float4 x[4];
+#pragma unroll
+    for (int32_t c = 0; c < 4; ++c) {
+      x[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (c < rank()) x[c] = reinterpret_cast<const float4*>(sides() + c * kStride)[lane()];
+    }
     float p[8] = {dot(x[0], x[0]), dot(x[1], x[0]), dot(x[1], x[1]), dot(x[2], x[0]),
                   dot(x[2], x[1]), dot(x[2], x[2]), dot(x[3], x[0]), dot(x[3], x[1])};
     const float sums = eight_sums(p);
@@ -35,27 +42,51 @@ struct FoldFitFew : FoldFit {
     const float l32 = fmaf(-l31, l21, fmaf(-l30, l20, g32)) * s2;
     const float p3 = fmaf(-l32, l32, fmaf(-l31, l31, fmaf(-l30, l30, g33)));
     const float i3 = inverse_of(again, p3, g33, &s3);
-    x[0] = scaled(x[0], i0);
-    x[1] = scaled(less(x[1], x[0], l10), i1);
-    x[2] = scaled(less(less(x[2], x[0], l20), x[1], l21), i2);
-    x[3] = scaled(less(less(less(x[3], x[0], l30), x[1], l31), x[2], l32), i3);
+    const float n10 = -i1 * (l10 * i0);
+    const float n20 = -i2 * fmaf(l21, n10, l20 * i0);
+    const float n21 = -i2 * (l21 * i1);
+    if (lane() == 0) {
+      turns()[0] = make_float4(0.0f, 0.0f, i0, 0.0f);
+      turns()[1] = make_float4(0.0f, 0.0f, n10, i1);
+      turns()[2] = make_float4(n20, n21, i2, 0.0f);
+      turns()[3] = make_float4(-i3 * fmaf(l32, n20, fmaf(l31, n10, l30 * i0)),
+                               -i3 * fmaf(l32, n21, l31 * i1), -i3 * (l32 * i2), i3);
+    }
     return 16.0f * p1 >= gram[2] && 16.0f * p2 >= gram[5] && 16.0f * p3 >= g33;
   }
 
-  // The columns in `sides` become operands: high parts and, for another round, low ones; with
-  // `last` the high parts are what is stored. One after another: code costs more than time here.
-  __device__ __forceinline__ void put_columns(bool last) const {
-#pragma unroll 1
-    for (int32_t c = 0; c < rank(); ++c) {
-      const float4 x = reinterpret_cast<const float4*>(sides() + c * kStride)[lane()];
-      uint2 high, low;
-      split(x.x, x.y, &high.x, &low.x);
-      split(x.z, x.w, &high.y, &low.y);
-      reinterpret_cast<uint2*>(column(c, 0))[lane()] = high;
-      reinterpret_cast<uint2*>(column(c, kLowAt))[lane()] = low;
-      if (last) {
-        reinterpret_cast<uint2*>(boundary() + format.fp16_values + c * 256)[lane()] = high;
-      }
+  // Per column 2 t or 2 t + 1, where the Gram matrix of other fits is: factors of columns 0 and 1
+  // (for t = 0 none), 2 t, 2 t + 1. Zeros for columns 4 .. 7.
+  __device__ __forceinline__ float4* turns() const { return at<float4>(plan.gram); }
+  // The warp's values of the columns, as `turn` lays them out, times that.
+  __device__ __forceinline__ void apply_turns(float (&d)[4]) const {
+    const float4 a = turns()[2 * t()];
+    const float4 b = turns()[2 * t() + 1];
+#pragma unroll
+    for (int32_t i = 0; i < 4; i += 2) {
+      const float x0 = __shfl_sync(kAll, d[i], lane() & ~3);
+      const float x1 = __shfl_sync(kAll, d[i + 1], lane() & ~3);
+      const float lower = fmaf(a.z, d[i], fmaf(a.y, x1, a.x * x0));
+      d[i + 1] = fmaf(b.w, d[i + 1], fmaf(b.z, d[i], fmaf(b.y, x1, b.x * x0)));
+      d[i] = lower;
+    }
+  }
+  // They become operands: high parts and, for another round, low ones; with `last` the high parts
+  // are what is stored.
+  __device__ __forceinline__ void put_columns(const float (&d)[4], bool last) const {
+    uint32_t high[2], low[2];
+    split(d[0], d[1], &high[0], &low[0]);
+    split(d[2], d[3], &high[1], &low[1]);
+    put_parts(0, 0, high[0], high[1]);
+    put_parts(0, kLowAt, low[0], low[1]);
+    if (!last) return;
+#pragma unroll
+    for (int32_t e = 0; e < 2; ++e) {
+      if (2 * t() + e >= rank()) continue;
+      auto* to = reinterpret_cast<unsigned short*>(boundary() + format.fp16_values +
+                                                   (2 * t() + e) * 256 + 32 * warp() + 2 * g());
+      to[0] = static_cast<unsigned short>(high[0] >> (16 * e));
+      to[8] = static_cast<unsigned short>(high[1] >> (16 * e));
     }
   }
 
@@ -64,7 +95,7 @@ struct FoldFitFew : FoldFit {
   template <typename Meanwhile>
   __device__ __forceinline__ uint32_t fit_any(State* s, bool zero,
                                               const Meanwhile& meanwhile) const {
-    if (rank() > 0 && few()) return fit_few(s, zero, meanwhile);
+    if (rank() > 0 && few()) return fit_few(s, meanwhile);
     meanwhile();
     return rank() > 0 ? fit(s, zero) : 0u;
   }
@@ -72,50 +103,47 @@ struct FoldFitFew : FoldFit {
   // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
   // memory.
   template <typename Meanwhile>
-  __device__ __forceinline__ uint32_t fit_few(State* s, bool zero,
-                                              const Meanwhile& meanwhile) const {
+  __device__ __forceinline__ uint32_t fit_few(State* s, const Meanwhile& meanwhile) const {
     const bool cold = start_columns();
     const int32_t rounds = cold ? 3 : format.fit_rounds;
     // Four columns' high parts and their low parts are the operand's eight; at last the high parts.
     const uint32_t parts = shared_address(shared + kColumnsAt) + (lane() & 3) * kColumnBytes +
                            kLowAt * ((lane() >> 2) & 1) + 16 * (lane() >> 3);
+    if (warp() == 1 && lane() < 4) turns()[4 + lane()] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float d[4];
+    int32_t left = rounds;
 #pragma unroll 1
-    for (int32_t left = rounds;; --left) {
+    do {
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) d[i] = 0.0f;
       times<false>(left > 0 ? parts : columns_from(0), d);
-      if (left == 0) break;
+      if (left > 0) {
 #pragma unroll
-      for (int32_t i = 0; i < 4; ++i) d[i] += __shfl_xor_sync(kAll, d[i], 2);
-      put_projection(0, d);
-      sync_team();
-      power(0, rank());
-      sync_team();
-      if (warp() == 0) {
-        float4 x[4];
-#pragma unroll
-        for (int32_t c = 0; c < 4; ++c) {
-          x[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          if (c < rank() && !zero) {
-            x[c] = reinterpret_cast<const float4*>(sides() + c * kStride)[lane()];
-          }
-        }
-        const int32_t passes = cold || left == 1 ? 2 : 1;
+        for (int32_t i = 0; i < 4; ++i) d[i] += __shfl_xor_sync(kAll, d[i], 2);
+        put_projection(0, d);
+        sync_team();
+        float x[4];
+        turn(0, x);
 #pragma unroll 1
-        for (int32_t pass = 0; pass < passes; ++pass) {
-          if (orthonormalise(x, pass == 1)) break;
+        for (int32_t pass = 0;; ++pass) {
+          put_sides(0, rank(), x);
+          sync_team();
+          if (warp() == 0) {
+            const bool exact = factor_few(pass != 0);
+            if (lane() == 0) {
+              at<uint32_t>(kScalesAt)[3] = exact || pass != 0 || !(cold || left == 1) ? 1u : 0u;
+            }
+          } else if (pass == 0 && left == rounds) {
+            meanwhile();
+          }
+          sync_team();
+          apply_turns(x);
+          if (at<uint32_t>(kScalesAt)[3] != 0) break;
         }
-#pragma unroll
-        for (int32_t c = 0; c < 4; ++c) {
-          if (c < rank()) reinterpret_cast<float4*>(sides() + c * kStride)[lane()] = x[c];
-        }
-        put_columns(left == 1);
-      } else if (left == rounds) {
-        meanwhile();
+        put_columns(x, left == 1);
+        sync_team();
       }
-      sync_team();
-    }
+    } while (--left >= 0);
     return subtract_few(s, d) ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
   }
 

@@ -26,13 +26,18 @@ struct Item {
 };
 constexpr int32_t kItemBytes = sizeof(Item) + 4;  // and its faults
 
-// The places that a call's folds have in a team's shared memory.
-inline Plan plan_for(const Call128& call, bool vector) {
-  return plan_for(call, call.ring_tokens, true, vector ? 512 : 0);
-}
-
 __host__ __device__ constexpr int32_t team_bytes(const Plan& plan) {
   return (plan.list + kChunk * kItemBytes + 32 + 127) & ~127;
+}
+
+// The places that a call's folds have in a team's shared memory. Records have one unless a
+// multiprocessor had room for one team only then.
+inline Plan plan_for(const Call128& call, bool vector) {
+  constexpr int32_t kRoom = 227 * 1024 / kMostTeams;
+  const Plan staged = plan_for(call, call.ring_tokens, true, vector ? 512 : 0);
+  if (team_bytes(staged) <= kRoom) return staged;
+  const Plan plan = plan_for(call, call.ring_tokens, true, vector ? 512 : 0, false);
+  return team_bytes(plan) <= kRoom ? plan : staged;
 }
 
 // Vector decays of a head's records in FP32 into shared memory, a record a warp.
@@ -112,15 +117,28 @@ struct Turns {
     }
   }
 
-  // A head's rings of keys, corrections and scalar decays. Where decays begin between two blocks of
-  // 16 bytes, these are copied whole.
+  // A head's rings in its window.
+  __device__ __forceinline__ const char* keys_of(const Item& item) const {
+    return call.windows + item.window_slot * call.window_stride +
+           quotient<kPlain>(item.v_head, call.group) * call.key_head_stride;
+  }
+  __device__ __forceinline__ const char* corrections_of(const Item& item) const {
+    return call.windows + item.window_slot * call.window_stride + call.corrections +
+           item.v_head * call.correction_head_stride;
+  }
   __device__ __forceinline__ const char* decays_of(const Item& item) const {
     return call.windows + item.window_slot * call.window_stride + call.log_decays +
            item.v_head * call.decay_head_stride;
   }
+  // Copies of all three where records have a place. Where decays begin between two blocks of 16
+  // bytes, these are copied whole.
   __device__ __forceinline__ void start_records(const Item& item) const {
-    const char* window = call.windows + item.window_slot * call.window_stride;
     const auto bytes = static_cast<uint32_t>(call.ring_tokens) * 256u;
+    if (plan.staged == 0) {
+      prefetch_bulk(keys_of(item), bytes);
+      prefetch_bulk(corrections_of(item), bytes);
+      return;
+    }
     const uint32_t to = shared_address(shared + plan.records);
     const char* decays = decays_of(item);
     const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(decays)) & 15u;
@@ -129,22 +147,43 @@ struct Turns {
             ? 0u
             : (before + 4u * static_cast<uint32_t>(call.ring_tokens) + 15u) & ~15u;
     barrier_expect(barrier + 8, 2 * bytes + decay_bytes);
-    bulk_copy(to, window + quotient<kPlain>(item.v_head, call.group) * call.key_head_stride, bytes,
-              barrier + 8);
-    bulk_copy(to + bytes, window + call.corrections + item.v_head * call.correction_head_stride,
-              bytes, barrier + 8);
+    bulk_copy(to, keys_of(item), bytes, barrier + 8);
+    bulk_copy(to + bytes, corrections_of(item), bytes, barrier + 8);
     if (decay_bytes != 0) bulk_copy(to + 2 * bytes, decays - before, decay_bytes, barrier + 8);
   }
-  // The same where it has arrived.
-  __device__ __forceinline__ Fold::Records records_of(const Item& item) const {
-    const int32_t bytes = call.ring_tokens * 256;
-    const char* at = shared + plan.records;
-    const auto before = static_cast<int32_t>(reinterpret_cast<uintptr_t>(decays_of(item)) & 15u);
-    return {
-        at, at + bytes,
-        call.stored_decay != 0 ? reinterpret_cast<const float*>(at + 2 * bytes + before) : nullptr,
-        modulo<kPlain>(item.base, call.ring_tokens), call.ring_tokens};
-  }
+  // A head's records by number, from wherever they are.
+  struct Window {
+    const Turns& turns;
+    const Item& item;
+    int32_t start;  // place in the ring of the first
+    __device__ __forceinline__ int32_t place_of(int32_t record) const {
+      const int32_t place = start + record;
+      return place < turns.call.ring_tokens ? place : place - turns.call.ring_tokens;
+    }
+    __device__ __forceinline__ const char* staged(int32_t at) const {
+      return turns.shared + turns.plan.records + at;
+    }
+    __device__ __forceinline__ uint2 key(int32_t record, int32_t lane) const {
+      const int32_t at = 256 * place_of(record) + 8 * lane;
+      if (turns.plan.staged != 0) return *reinterpret_cast<const uint2*>(staged(at));
+      return *reinterpret_cast<const uint2*>(turns.keys_of(item) + at);
+    }
+    __device__ __forceinline__ uint2 correction(int32_t record, int32_t lane) const {
+      const int32_t at = 256 * place_of(record) + 8 * lane;
+      if (turns.plan.staged != 0) {
+        return *reinterpret_cast<const uint2*>(staged(256 * turns.call.ring_tokens + at));
+      }
+      return *reinterpret_cast<const uint2*>(turns.corrections_of(item) + at);
+    }
+    __device__ __forceinline__ float decay(int32_t record) const {
+      if (turns.call.stored_decay == 0) return 0.0f;
+      const char* from = turns.decays_of(item);
+      const int32_t at = 4 * place_of(record);
+      if (turns.plan.staged == 0) return *reinterpret_cast<const float*>(from + at);
+      const auto before = static_cast<int32_t>(reinterpret_cast<uintptr_t>(from) & 15u);
+      return *reinterpret_cast<const float*>(staged(512 * turns.call.ring_tokens + before + at));
+    }
+  };
 
   // Checks the sequences of all items: slots named twice with all threads, what a sequence has with
   // one or more warps. Ends with a barrier.
@@ -218,11 +257,12 @@ struct Turns {
         start_records(items[i + 1]);
         if (plan.turns != 0) start_state(items[i + 1], turn ^ 1);
       };
-      barrier_wait(barrier + 8, parity);
+      if (plan.staged != 0) barrier_wait(barrier + 8, parity);
       barrier_wait(barrier, parity);
       if (faults[i] == 0) {
         State x;
-        const float scale = fold.template prepare<kVector>(records_of(item), records);
+        const Window window = {*this, item, modulo<kPlain>(item.base, call.ring_tokens)};
+        const float scale = fold.template prepare<kVector>(window, records);
         fold.rebuild(&x, (records + fold.rank() + 7) & ~7);
         uint32_t flags = 0;
         float energy = fold.block_sum(squares(x), 0);
@@ -337,7 +377,9 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
   extern __shared__ __align__(128) char all_shared[];
   if (call.checked != 0) wait_for_previous_grid();  // the check; decode starts after it
   launch_dependents();
-  char* shared = all_shared + static_cast<int32_t>(threadIdx.y) * team_bytes(plan);
+  // From another lane, which has the same: else it would be worked out again for every address.
+  char* shared =
+      all_shared + __shfl_sync(kAll, static_cast<int32_t>(threadIdx.y) * team_bytes(plan), 0);
   const int32_t thread = threadIdx.x;
   Item* items = reinterpret_cast<Item*>(shared + plan.list);
   int32_t* faults = reinterpret_cast<int32_t*>(items + kChunk);

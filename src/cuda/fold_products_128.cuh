@@ -41,21 +41,30 @@ struct FoldProducts : FoldState {
            16 * (lane() >> 3);
   }
 
+  // Numbers laid out as `times` gives them become FP16 parts of columns first .. first + 7: of the
+  // warp's 16 keys or values.
+  __device__ __forceinline__ void put_parts(int32_t first, int32_t part, uint32_t lower,
+                                            uint32_t upper) const {
+    store_matrices_transposed(shared_address(shared + kColumnsAt) +
+                                  (first + (lane() & 7)) * kColumnBytes + part + 32 * warp() +
+                                  16 * ((lane() >> 3) & 1),
+                              lower, upper);
+  }
   // What `times` gave becomes the FP16 key sides of columns first .. first + 7.
   __device__ __forceinline__ void put_projection(int32_t first, const float (&d)[4]) const {
-    store_matrices_transposed(shared_address(shared + kColumnsAt) +
-                                  (first + (lane() & 7)) * kColumnBytes + kKeysAt + 32 * warp() +
-                                  16 * ((lane() >> 3) & 1),
-                              pack_fp16(d[0], d[1]), pack_fp16(d[2], d[3]));
+    put_parts(first, kKeysAt, pack_fp16(d[0], d[1]), pack_fp16(d[2], d[3]));
   }
 
-  // sides [first .. first + 7][value] = S^T (the FP16 key sides), the warp's 16 values. As precise
-  // as FP16: it only turns the columns, what is stored is rounded to FP16 or less.
-  __device__ __forceinline__ void power(int32_t first, int32_t count) const {
+  // d = S^T (the FP16 key sides), the warp's 16 values. As precise as FP16: it only turns the
+  // columns, what is stored is rounded to FP16 or less. d[0], d[1]: value g, columns first + 2 t
+  // and the next; d[2], d[3]: value g + 8.
+  __device__ __forceinline__ void turn(int32_t first, float (&d)[4]) const {
     const uint32_t state =
         matrix() + (16 * warp() + (lane() & 15)) * kMatrixRow + 16 * (lane() >> 4);
     const uint32_t keys = columns_from(first) + kKeysAt;
-    float d[4] = {}, e[4] = {};
+    float e[4] = {};
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) d[i] = 0.0f;
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
       uint32_t a[4], b[4], c[4];
@@ -65,11 +74,16 @@ struct FoldProducts : FoldState {
       mma_fp16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
       mma_fp16(e, c[0], c[1], c[2], c[3], b[2], b[3]);
     }
-    if (2 * t() < count - first) {
-      float* to = sides() + (first + 2 * t()) * kStride + 16 * warp() + g();
-      to[0] = d[0] + e[0], to[kStride] = d[1] + e[1];
-      to[8] = d[2] + e[2], to[kStride + 8] = d[3] + e[3];
-    }
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) d[i] += e[i];
+  }
+  // sides [first .. first + 7][value] = what `turn` gave, as many as there are.
+  __device__ __forceinline__ void put_sides(int32_t first, int32_t count,
+                                            const float (&d)[4]) const {
+    if (2 * t() >= count - first) return;
+    float* to = sides() + (first + 2 * t()) * kStride + 16 * warp() + g();
+    to[0] = d[0], to[kStride] = d[1];
+    to[8] = d[2], to[kStride + 8] = d[3];
   }
 
   // Dead or, for a cold fit, all start columns from the table. Returns whether the fit is cold.

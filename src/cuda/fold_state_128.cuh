@@ -57,14 +57,17 @@ constexpr int32_t kColumnsAt = 3072;
 struct Plan {
   int32_t gram, tails, tail_bytes, codes, code_bytes, codes_apart, rows, records, decays, list;
   int32_t turns;
+  int32_t staged;  // 1: there is a place for records; else they are read where they lie
 };
 
 __host__ __device__ constexpr int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
 // payload, tail: the most bytes of codes of any format and of what follows them.
 __host__ __device__ constexpr Plan plan_of(int32_t payload, int32_t tail, int32_t records,
-                                           int32_t rank, bool turns, int32_t decay_row) {
+                                           int32_t rank, bool turns, int32_t decay_row,
+                                           bool staged) {
   Plan p{};
+  p.staged = staged && records > 0 ? 1 : 0;
   p.turns = turns ? 1 : 0;
   p.gram = kColumnsAt + (rank + 7) / 8 * 8 * kColumnBytes;
   p.tails = p.gram + (rank > 8 ? 8 * 512 : 16 * 80);
@@ -75,13 +78,14 @@ __host__ __device__ constexpr Plan plan_of(int32_t payload, int32_t tail, int32_
   p.codes_apart =
       payload + larger((records + rank + 7) / 8 * 8 * kRowBytes, kMatrixBytes - payload);
   p.records = p.codes + p.codes_apart + p.turns * payload;
-  p.decays = p.records + (records > 0 ? records * (2 * 256 + 4) + 32 : 0) / 16 * 16;
+  p.decays = p.records + p.staged * ((records * (2 * 256 + 4) + 32) / 16 * 16);
   p.list = p.decays + records * decay_row;
   return p;
 }
 
 // The places that serve all of a call's formats. turns: allowed, where compensators are few.
-inline Plan plan_for(const Call128& call, int32_t records, bool turns, int32_t decay_row) {
+inline Plan plan_for(const Call128& call, int32_t records, bool turns, int32_t decay_row,
+                     bool staged = true) {
   int32_t rank = 0;
   int32_t payload = 0;
   int32_t tail = 0;
@@ -92,7 +96,7 @@ inline Plan plan_for(const Call128& call, int32_t records, bool turns, int32_t d
     tail = larger(tail, f.bytes - 2048 * f.bits);
     turns = turns && f.num_fp16 <= 4 && f.num_int8 + f.num_int4 == 0;
   }
-  return plan_of(payload, tail, records, rank, turns, decay_row);
+  return plan_of(payload, tail, records, rank, turns, decay_row, staged);
 }
 
 // State entries of a lane: at[n][m][2 hh + e] is value 16 m + 8 hh + g of key 16 warp + 4 t + 2 n +
@@ -235,33 +239,20 @@ struct FoldState {
     if (lane() == 0) at<uint32_t>(kMagnitudesAt)[8 * slot + warp()] = bits;
   }
 
-  // Records of a window as they lie in shared memory: rings of `tokens` keys, corrections, scalar
-  // log decays; the first that is folded.
-  struct Records {
-    const char* keys;
-    const char* corrections;
-    const float* decays;  // null: all 0
-    int32_t start, tokens;
-    __device__ __forceinline__ int32_t place_of(int32_t record) const {
-      const int32_t place = start + record;
-      return place < tokens ? place : place - tokens;
-    }
-  };
-
   // Rows of the rebuild with their decays as operands, scaled to FP16's good range; the keys'
   // factors on the residual and the values' steps; the fit's first columns. A warp takes a row, at
   // first in FP32 where its operands will lie. Returns the state's scale, a power of two. Ends with
   // a barrier.
-  template <bool kVector>
-  __device__ __forceinline__ float prepare(const Records& window, int32_t records) const {
+  // window: the records' keys, corrections and scalar log decays, by number.
+  template <bool kVector, typename Window>
+  __device__ __forceinline__ float prepare(const Window& window, int32_t records) const {
     const int32_t count = rank();
     float factor = 1.0f;  // of record `lane`
     float4 whole;         // of all records
     if constexpr (kVector) {
       whole = decays_from(0, records);
     } else {
-      float x = 0.0f;
-      if (window.decays != nullptr && lane() < records) x = window.decays[window.place_of(lane())];
+      const float x = lane() < records ? window.decay(lane()) : 0.0f;
       float all;
       factor = record_factors(lane(), x, &all);
       whole = make_float4(all, all, all, all);
@@ -269,9 +260,8 @@ struct FoldState {
     float most = 0.0f;
 #pragma unroll 1
     for (int32_t r = warp(); r < records; r += kWarps) {
-      const int32_t place = window.place_of(r);
-      const uint2 key = reinterpret_cast<const uint2*>(window.keys + place * 256)[lane()];
-      row_values(r) = reinterpret_cast<const uint2*>(window.corrections + place * 256)[lane()];
+      const uint2 key = window.key(r, lane());
+      row_values(r) = window.correction(r, lane());
       const float scalar = __shfl_sync(kAll, factor, r);
       const float4 decay =
           kVector ? decays_from(r + 1, records) : make_float4(scalar, scalar, scalar, scalar);
@@ -386,22 +376,17 @@ struct FoldState {
         mma_fp16(s->at[1][m], a[0], a[1], a[2], a[3], low[2], low[3]);
       }
     }
-    if (k < count) {  // 8 rows more: two tiles of values a load
+    if (k < count) {  // 8 rows more: values twice, for high and low parts of the keys
       const uint32_t row = start + (k + (lane() & 7)) * kBytes;
       uint32_t b[4];  // high parts of both tiles, low parts
       load_matrices_transposed(
           b, row + kKeys + 32 * warp() + 16 * ((lane() >> 3) & 1) + 256 * (lane() >> 4));
 #pragma unroll
-      for (int32_t m = 0; m < 8; m += 2) {
+      for (int32_t m = 0; m < 8; ++m) {
         uint32_t a[4];
-        load_matrices_transposed(a, row + kValues + 32 * m + 16 * (lane() >> 3));
-#pragma unroll
-        for (int32_t i = 0; i < 2; ++i) {
-          mma_fp16_short(s->at[0][m + i], a[2 * i], a[2 * i + 1], b[0]);
-          mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], b[1]);
-          mma_fp16_short(s->at[0][m + i], a[2 * i], a[2 * i + 1], b[2]);
-          mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], b[3]);
-        }
+        load_matrices_transposed(a, row + kValues + 32 * m + 16 * ((lane() >> 3) & 1));
+        mma_fp16(s->at[0][m], a[0], a[1], a[2], a[3], b[0], b[2]);
+        mma_fp16(s->at[1][m], a[0], a[1], a[2], a[3], b[1], b[3]);
       }
     }
   }
@@ -409,10 +394,7 @@ struct FoldState {
   // S of the lane in the scale that `prepare` chose. Codes are FP16 operands, exactly; the other
   // operand is the diagonal of the keys' factors in two parts.
   __device__ __forceinline__ void rebuild(State* s, int32_t rows) const {
-    const float4 keys = *reinterpret_cast<const float4*>(at<float>(kFactorsAt) + first_key());
-    const float half = format.half_levels ? 0.5f : 0.0f;  // of half-integers: added, not in codes
-    const float start[2][4] = {{keys.x * half, keys.y * half, keys.x * half, keys.y * half},
-                               {keys.z * half, keys.w * half, keys.z * half, keys.w * half}};
+    constexpr float kNothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     uint32_t high[2], low[2];
 #pragma unroll
     for (int32_t n = 0; n < 2; ++n) {
@@ -441,11 +423,23 @@ struct FoldState {
           const uint32_t a0 = subtract_halves(__byte_perm(word[2 * j], high_byte, places), offset);
           const uint32_t a1 =
               subtract_halves(__byte_perm(word[2 * j + 1], high_byte, places), offset);
-          mma_fp16_of(d, a0, a1, high[n], start[n]);
+          mma_fp16_of(d, a0, a1, high[n], kNothing);
           mma_fp16_short(d, a0, a1, low[n]);
           const float lower = j == 0 ? step.x : step.z;
           const float upper = j == 0 ? step.y : step.w;
           d[0] *= lower, d[1] *= lower, d[2] *= upper, d[3] *= upper;
+        }
+      }
+    }
+    if (format.half_levels) {  // the half of half-integers, which codes lack
+      const float4 keys = *reinterpret_cast<const float4*>(at<float>(kFactorsAt) + first_key());
+      const float half[4] = {0.5f * keys.x, 0.5f * keys.y, 0.5f * keys.z, 0.5f * keys.w};
+#pragma unroll
+      for (int32_t m = 0; m < 8; ++m) {
+#pragma unroll
+        for (int32_t i = 0; i < 8; ++i) {
+          float& x = s->at[i / 4][m][i % 4];
+          x = fmaf(half[2 * (i / 4) + i % 2], steps[2 * m + i % 4 / 2], x);
         }
       }
     }
