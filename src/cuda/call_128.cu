@@ -105,18 +105,22 @@ int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t
   const double due = total * std::min(call.tokens, call.window) / call.window;
   const HeadFormat128& f = call.classes[0];
   const int32_t rank = f.num_fp16 + f.num_int8 + f.num_int4;
-  const double fold =
-      f.num_fp16 == rank ? 13.6 + 1.36 * rank : 18.5 + 1.2 * rank;         // us, two at once
-  const double head = (vector ? 1.2 : 0.645) * (0.6 + 0.4 * call.tokens);  // us and multiprocessor
-  const double bytes = total * (call.boundary_bytes + 5000.0) * 0.25e-6;   // us, at full bandwidth
+  // Microseconds: of two folds at once on a multiprocessor; of one multiprocessor for a head; of
+  // the whole call's bytes.
+  const bool few = f.num_fp16 == rank && rank <= 4;
+  const double fold = (few ? 11.4 + 1.1 * rank : 18.5 + 1.5 * rank) + (vector ? 2.0 : 0.0);
+  const double head = (vector ? 0.86 : 0.54) * call.tokens;
+  const double bytes = total * (call.boundary_bytes + 5000.0) * 0.28e-6;
   const auto folds = [&](int32_t on) { return std::ceil(due / (2 * on)) * fold; };
   const auto decode = [&](int32_t on) { return std::max(total * head / on, bytes); };
   int32_t best = 0;
   double least = folds(processors) + decode(processors);
   for (int32_t groups = 1; groups <= most && groups * kFoldGroup128 < processors; ++groups) {
     const int32_t on = groups * kFoldGroup128;
-    // Folds take longer beside decode, and its last heads wait for them.
-    const double time = 1.1 * std::max(folds(on), decode(processors - on));
+    const double a = folds(on);
+    const double b = decode(processors - on);
+    // The longer of the two, beside which the other slows it down, and the last heads behind both.
+    const double time = std::max(a, b) + 0.1 * std::min(a, b) + 6.0;
     if (time < least) least = time, best = groups;
   }
   return best;
