@@ -103,7 +103,7 @@ def speedups(rows):
                 and row["state"] == state
                 and row["family"] == "gdn"
                 and row["tokens"] == 1
-                and (row["schedule"] != "aligned" or row["batch"] < 64)
+                and row["schedule"] != ("aligned" if row["batch"] >= 64 else "staggered")
                 and row["batch"] in peers
             ):
                 ratio = peers[row["batch"]] / row["us"]
