@@ -280,7 +280,7 @@ cudaError_t decode_128(const Layout& layout, const Call128& unchecked, cudaStrea
           cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) {
     return e;
   }
-  if (small_128_serves(unchecked, vector, processors, room)) {
+  if (small_128_serves(unchecked, vector, processors, shared, room)) {
     return launch_small_128(unchecked, stream);
   }
   // Small batches share a head among more warps. A block reserves 1 KiB of shared memory more than

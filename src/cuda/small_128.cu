@@ -4,14 +4,20 @@
 // small_kernel_128.cuh.
 #include "cuda/small_128.cuh"
 
+#include <algorithm>
+
 #include "cuda/small_kernel_128.cuh"
 
 namespace leapquant::cuda {
 
-bool small_128_serves(const Call128& call, bool vector, int32_t processors, int32_t room) {
-  const int64_t total = int64_t{call.batch} * call.v_heads;
-  return call.plain != 0 && !vector && call.tokens == 1 && total <= 2 * processors &&
-         small_128::places_of(call).bytes <= room;
+bool small_128_serves(const Call128& call, bool vector, int32_t processors, int32_t shared,
+                      int32_t room) {
+  if (call.plain == 0 || vector || call.tokens != 1) return false;
+  // A block reserves 1 KiB more than it asks for. Up to twice the heads that the device holds at
+  // once: with more, blocks of many heads are as fast (measured for `int8`).
+  const int32_t bytes = small_128::places_of(call).bytes;
+  const int64_t resident = std::min(2, shared / (bytes + 1024));
+  return bytes <= room && int64_t{call.batch} * call.v_heads <= 2 * resident * processors;
 }
 
 cudaError_t launch_small_128(const Call128& call, cudaStream_t stream) {

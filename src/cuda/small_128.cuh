@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Small batches of heads of 128 x 128: one launch, a block for each head, which folds it where it
-// is due and decodes it. For calls whose heads fit the device at once; larger batches go through
-// the grids of fold_128.cu and decode_128.cu.
+// is due and decodes it. For calls of few heads; others go through the grids of fold_128.cu and
+// decode_128.cu.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,9 +11,11 @@
 
 namespace leapquant::cuda {
 
-// Whether one launch serves the call: the common call of one token with scalar decays, at most two
-// heads a multiprocessor, in `room` bytes of shared memory a block.
-bool small_128_serves(const Call128& call, bool vector, int32_t processors, int32_t room);
+// Whether one launch serves the call on a device of so many multiprocessors with `shared` bytes of
+// shared memory, of which a block may have `room`: the common call of one token with scalar decays,
+// of few heads.
+bool small_128_serves(const Call128& call, bool vector, int32_t processors, int32_t shared,
+                      int32_t room);
 cudaError_t launch_small_128(const Call128& call, cudaStream_t stream);
 
 }  // namespace leapquant::cuda
