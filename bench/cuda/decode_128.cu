@@ -274,6 +274,7 @@ int time_all(const char* path, const char* which) {
     for (int batch : {1, 2, 4, 8, 12, 16, 24, 32}) {
       if (w == "tiny" && batch != 1 && batch != 8) continue;
       rows.push_back({"int8", S, 0, batch, 1, false, 0, 0, true, true});
+      if (w == "tiny") rows.push_back({"int8", S, 0, batch, 1, true, 0, 0, true, true});
     }
   }
   if (w == "small") {  // where launches count
