@@ -86,7 +86,7 @@ std::vector<leapquant_shape> shapes_128() {
           conformance::make_shape(2, 2, 128, 128, LEAPQUANT_DECAY_VECTOR)};
 }
 
-void expect_prefill_finds_all(const leapquant_shape& shape, bool bf16) {
+void expect_prefill_finds_all(const leapquant_shape& shape, bool bf16, int32_t tries = kTries) {
   SCOPED_TRACE(std::to_string(shape.head_k_dim) + " x " + std::to_string(shape.head_v_dim) +
                ", decay " + std::to_string(shape.decay));
   const std::vector<int32_t> lengths = {37, 5, 70};
@@ -97,7 +97,7 @@ void expect_prefill_finds_all(const leapquant_shape& shape, bool bf16) {
   layer.reset({0, 1, 2});
   const std::vector<std::vector<uint8_t>> before = slots_of(layer);
   std::mt19937 random(8702);
-  for (int32_t i = 0; i < kTries; ++i) {
+  for (int32_t i = 0; i < tries; ++i) {
     Tokens tokens = clean;
     const Fault fault = plant(&random, lengths, -1, bf16, &tokens);
     layer.reset({0, 1, 2});
@@ -114,6 +114,15 @@ TEST(FaultyInputs, PrefillFindsEveryPlace) {
   shapes.push_back(conformance::make_shape(1, 2, 60, 100, LEAPQUANT_DECAY_VECTOR));
   for (const leapquant_shape& shape : shapes) {
     for (const bool bf16 : {false, true}) expect_prefill_finds_all(shape, bf16);
+  }
+  // More heads than clusters of multiprocessors, and than blocks of half a head.
+  for (const int32_t k_heads : {11, 24}) {
+    const leapquant_shape scalar =
+        conformance::make_shape(k_heads, 2 * k_heads, 128, 128, LEAPQUANT_DECAY_SCALAR);
+    const leapquant_shape vector =
+        conformance::make_shape(2 * k_heads, 2 * k_heads, 128, 128, LEAPQUANT_DECAY_VECTOR);
+    expect_prefill_finds_all(scalar, true, kTries / 6);
+    expect_prefill_finds_all(vector, true, kTries / 6);
   }
 }
 
