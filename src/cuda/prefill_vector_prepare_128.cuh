@@ -46,6 +46,11 @@ __device__ __noinline__ inline float4 gates_of(const Inputs& in, float4 x, int32
                      gate_of(in, x.z, v_head, bias + 2), gate_of(in, x.w, v_head, bias + 3));
 }
 
+// Once in the code.
+__device__ __noinline__ inline float2 decay_factors(float2 g) {
+  return make_float2(decay_factor(g.x), decay_factor(g.y));
+}
+
 // Faults of log decays as they are used, or of what they are made from.
 __device__ __forceinline__ uint32_t gate_faults(const Inputs& in, float4 x) {
   if (in.gate == LEAPQUANT_GATE_READY) {
@@ -60,6 +65,31 @@ __device__ __noinline__ inline uint32_t parameter_faults(const Inputs& in, int32
   const float4 g =
       gates_of(in, make_float4(0.0f, 0.0f, 0.0f, 0.0f), v_head, int64_t{v_head} * kDim + 4 * lane);
   return g.x != g.x || g.y != g.y || g.z != g.z || g.w != g.w ? kNotFinite : 0u;
+}
+
+// What comes after log decays are loaded: faults, raw gates, zeros past the last token.
+template <typename Gates>
+__device__ __forceinline__ uint32_t finish_gates(const Call& call, const ChunkPlace& at,
+                                                 int64_t token, int32_t count, int32_t first,
+                                                 int32_t lane, bool fine, const Gates& gates) {
+  constexpr int32_t kHalf = kVectorTokens / 2;
+  uint32_t found = 0;
+  if (!fine) {
+#pragma unroll 1
+    for (int32_t i = 0; i < kHalf; ++i) found |= gate_faults(call.inputs, gates(i));
+  }
+  if (call.inputs.gate != LEAPQUANT_GATE_READY) {
+    if (token == at.token) found |= parameter_faults(call.inputs, at.v_head, lane);
+#pragma unroll 1
+    for (int32_t i = 0; i < kHalf; ++i) {
+      gates(i) = gates_of(call.inputs, gates(i), at.v_head, int64_t{at.v_head} * kDim + 4 * lane);
+    }
+  }
+#pragma unroll 1
+  for (int32_t i = max(count - first, 0); i < kHalf; ++i) {
+    gates(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  return found;
 }
 
 // Log decays of half a chunk, tokens from `first` on, zero past the last; a lane has four channels.
@@ -114,23 +144,65 @@ __device__ __forceinline__ uint32_t load_gates(const Call& call, const ChunkPlac
     const float4 x = gates(i);
     fine = fine && x.x <= 0.0f && x.y <= 0.0f && x.z <= 0.0f && x.w <= 0.0f;
   }
-  uint32_t found = 0;
-  if (!fine) {
-#pragma unroll 1
-    for (int32_t i = 0; i < kHalf; ++i) found |= gate_faults(call.inputs, gates(i));
-  }
-  if (call.inputs.gate != LEAPQUANT_GATE_READY) {
-    if (token == at.token) found |= parameter_faults(call.inputs, at.v_head, lane);
+  return finish_gates(call, at, token, count, first, lane, fine, gates);
+}
+// The same in less code: numbers of 16 bits go to the front of their places first, and a loop
+// widens them.
+__device__ __forceinline__ uint32_t load_compact_gates(const Call& call, const ChunkPlace& at,
+                                                       int64_t token, int32_t count, int32_t first,
+                                                       int32_t lane, VectorScratch* scratch) {
+  constexpr int32_t kHalf = kVectorTokens / 2;
+  const Rows& rows = call.inputs.log_decay;
+  const auto row = [&](int32_t i) {
+    return row_of(rows, 0, token + min(first + i, count - 1), 0, at.v_head);
+  };
+  const auto gates = [&](int32_t i) -> float4& {
+    return reinterpret_cast<float4*>(scratch->gates[first + i])[lane];
+  };
+  // Numbers of 16 bits go to the front of their places first: a loop that widens is short code.
+  const bool narrow = rows_aligned(rows) && rows.type != LEAPQUANT_FP32;
+  if (!rows_aligned(rows)) {
 #pragma unroll 1
     for (int32_t i = 0; i < kHalf; ++i) {
-      gates(i) = gates_of(call.inputs, gates(i), at.v_head, int64_t{at.v_head} * kDim + 4 * lane);
+      const char* from = row(i);
+      gates(i) = make_float4(
+          load_number(from, rows.type, 4 * lane), load_number(from, rows.type, 4 * lane + 1),
+          load_number(from, rows.type, 4 * lane + 2), load_number(from, rows.type, 4 * lane + 3));
     }
+  } else if (narrow) {
+    uint2 x[kHalf];
+#pragma unroll
+    for (int32_t i = 0; i < kHalf; ++i) x[i] = __ldg(reinterpret_cast<const uint2*>(row(i)) + lane);
+#pragma unroll
+    for (int32_t i = 0; i < kHalf; ++i) *reinterpret_cast<uint2*>(&gates(i)) = x[i];
+  } else {
+    float4 x[kHalf];
+#pragma unroll
+    for (int32_t i = 0; i < kHalf; ++i)
+      x[i] = __ldg(reinterpret_cast<const float4*>(row(i)) + lane);
+#pragma unroll
+    for (int32_t i = 0; i < kHalf; ++i) gates(i) = x[i];
   }
-#pragma unroll 1
-  for (int32_t i = max(count - first, 0); i < kHalf; ++i) {
-    gates(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  // Ready ones that are fine are seen at once.
+  bool fine = call.inputs.gate == LEAPQUANT_GATE_READY;
+  const bool bf16 = rows.type == LEAPQUANT_BF16;
+#pragma unroll 2
+  for (int32_t i = 0; i < kHalf; ++i) {
+    float4 x = gates(i);
+    if (narrow) {
+      const uint32_t a = __float_as_uint(x.x);
+      const uint32_t b = __float_as_uint(x.y);
+      x = bf16 ? make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u),
+                             __uint_as_float(b << 16), __uint_as_float(b & 0xffff0000u))
+               : make_float4(fp16_value(static_cast<uint16_t>(a)),
+                             fp16_value(static_cast<uint16_t>(a >> 16)),
+                             fp16_value(static_cast<uint16_t>(b)),
+                             fp16_value(static_cast<uint16_t>(b >> 16)));
+      gates(i) = x;
+    }
+    fine = fine && x.x <= 0.0f && x.y <= 0.0f && x.z <= 0.0f && x.w <= 0.0f;
   }
-  return found;
+  return finish_gates(call, at, token, count, first, lane, fine, gates);
 }
 
 // Squares of the rows' norms: the diagonal of their products.
@@ -167,13 +239,13 @@ __device__ __noinline__ inline uint32_t raw_row_faults(const char (*rows)[kRawPi
 }
 
 // Rows of 64 channels, two a lane: keys and queries times exp of what `reached` becomes.
-template <int32_t kColumns>
+template <bool kCompact, int32_t kColumns>
 __device__ __forceinline__ void make_rows(int32_t pair, float2 reached,
                                           const VectorScratch* scratch,
                                           VectorChunk<kColumns>* chunk) {
   uint32_t* high = &chunk->rows[0][pair >> 2][pair & 3];
   uint32_t* low = &chunk->rows[1][pair >> 2][pair & 3];
-#pragma unroll 4
+#pragma unroll(kCompact ? 2 : 4)
   for (int32_t i = 0; i < kVectorTokens; ++i) {
     const float2 g = reinterpret_cast<const float2*>(scratch->gates[i])[pair];
     const uint32_t k = reinterpret_cast<const uint32_t*>(scratch->keys[i])[pair];
@@ -194,7 +266,7 @@ __device__ __forceinline__ void make_rows(int32_t pair, float2 reached,
 }
 
 // Columns of 64 channels, two a lane: keys times exp(left) and, going back, of what it becomes.
-template <int32_t kColumns>
+template <bool kCompact, int32_t kColumns>
 __device__ __forceinline__ void make_columns(int32_t pair, float2 left,
                                              const VectorScratch* scratch,
                                              VectorChunk<kColumns>* chunk) {
@@ -202,7 +274,7 @@ __device__ __forceinline__ void make_columns(int32_t pair, float2 left,
   const int32_t piece = (pair & 31) >> 2;
   char* high = chunk->columns[0][half][0] + 4 * (pair & 3);
   char* low = chunk->columns[1][half][0] + 4 * (pair & 3);
-#pragma unroll 4
+#pragma unroll(kCompact ? 2 : 4)
   for (int32_t i = kVectorTokens - 1; i >= 0; --i) {
     const float2 g = reinterpret_cast<const float2*>(scratch->gates[i])[pair];
     const uint32_t k = reinterpret_cast<const uint32_t*>(scratch->keys[i])[pair];
@@ -252,7 +324,7 @@ __device__ __noinline__ inline void products_by_pairs(const TeamPlace team,
 
 // The same by the matrix units from rows and columns: products of keys (query = 0) or queries with
 // keys, tiles of 16 rows by 8 columns.
-template <int32_t kColumns>
+template <bool kCompact, int32_t kColumns>
 __device__ __forceinline__ void products_of_rows(const VectorChunk<kColumns>* chunk, int32_t query,
                                                  int32_t lane, Tiles<2>& d) {
   // Matrices: tokens 0 and 8, then the same of the next eight channels.
@@ -264,7 +336,7 @@ __device__ __forceinline__ void products_of_rows(const VectorChunk<kColumns>* ch
   const uint32_t columns =
       shared_address(chunk->columns[0]) + static_cast<uint32_t>((lane & 7) + 8 * (lane >> 4)) * 128;
   const uint32_t turn = static_cast<uint32_t>(lane & 7);
-#pragma unroll 2
+#pragma unroll(kCompact ? 1 : 2)
   for (uint32_t step = 0; step < kDim / 16; ++step) {
     const uint32_t from = rows + step * 2 * kRowLeading;
     const uint32_t piece = 2 * (step & 3) + static_cast<uint32_t>((lane >> 3) & 1);
@@ -387,7 +459,10 @@ __device__ __forceinline__ void store_weights(const Tiles<2>& qk, int32_t lane,
 
 // Prepares tokens first .. first + count - 1 of the stretch, by the whole team; wait_for_place()
 // until the chunk may be written. Returns faults that the lane has found.
-template <int32_t kColumns, typename Wait>
+// kCompact: loops unrolled less, for less code. Two neighbouring multiprocessors share 32 KB of
+// instruction cache: where one prepares and the other carries the state, their code must fit it
+// together.
+template <bool kCompact, int32_t kColumns, typename Wait>
 __device__ __forceinline__ uint32_t prepare_vector_chunk(
     const Call& call, const ChunkPlace& at, int32_t first, int32_t count, const TeamPlace& team,
     VectorChunk<kColumns>* chunk, VectorScratch* scratch, const Wait& wait_for_place) {
@@ -402,8 +477,9 @@ __device__ __forceinline__ uint32_t prepare_vector_chunk(
                    scratch->keys[0], kRawPitch);
     load_team_rows(in.q, row_of(in.q, 0, token, 0, k_head), count - 1, kDim / 8, team, 64,
                    scratch->queries[0], kRawPitch);
-    found =
-        load_gates(call, at, token, count, (team.warp - 2) * (kVectorTokens / 2), lane, scratch);
+    const int32_t half = (team.warp - 2) * (kVectorTokens / 2);
+    found = kCompact ? load_compact_gates(call, at, token, count, half, lane, scratch)
+                     : load_gates(call, at, token, count, half, lane, scratch);
     wait_for_copies();
   }
   team_barrier(team.barrier);
@@ -411,7 +487,7 @@ __device__ __forceinline__ uint32_t prepare_vector_chunk(
   const int32_t pair = 32 * (team.warp & 1) + lane;
   float2 early = make_float2(0.0f, 0.0f);
   float2 late = make_float2(0.0f, 0.0f);
-#pragma unroll 4
+#pragma unroll(kCompact ? 2 : 4)
   for (int32_t i = 0; i < kVectorTokens / 2; ++i) {
     const float2 a = reinterpret_cast<const float2*>(scratch->gates[i])[pair];
     const float2 b = reinterpret_cast<const float2*>(scratch->gates[8 + i])[pair];
@@ -425,14 +501,19 @@ __device__ __forceinline__ uint32_t prepare_vector_chunk(
                  kColumns / 8, team, 0, chunk->values[0], VectorChunk<kColumns>::kValuePitch);
   const float2 none = make_float2(0.0f, 0.0f);
   if (team.warp < 2) {
-    make_rows(pair, by_pairs ? none : make_float2(-early.x, -early.y), scratch, chunk);
-    reinterpret_cast<float2*>(chunk->read)[pair] =
-        by_pairs ? make_float2(1.0f, 1.0f)
-                 : make_float2(decay_factor(early.x), decay_factor(early.y));
-    reinterpret_cast<float2*>(chunk->keep)[pair] =
-        make_float2(decay_factor(early.x + late.x), decay_factor(early.y + late.y));
+    make_rows<kCompact>(pair, by_pairs ? none : make_float2(-early.x, -early.y), scratch, chunk);
+    auto* read = reinterpret_cast<float2*>(chunk->read) + pair;
+    auto* keep = reinterpret_cast<float2*>(chunk->keep) + pair;
+    if constexpr (kCompact) {
+      *read = by_pairs ? make_float2(1.0f, 1.0f) : decay_factors(early);
+      *keep = decay_factors(make_float2(early.x + late.x, early.y + late.y));
+    } else {
+      *read = by_pairs ? make_float2(1.0f, 1.0f)
+                       : make_float2(decay_factor(early.x), decay_factor(early.y));
+      *keep = make_float2(decay_factor(early.x + late.x), decay_factor(early.y + late.y));
+    }
   } else {
-    make_columns(pair, by_pairs ? none : make_float2(-late.x, -late.y), scratch, chunk);
+    make_columns<kCompact>(pair, by_pairs ? none : make_float2(-late.x, -late.y), scratch, chunk);
     const float2 add =
         by_pairs ? make_float2(1.0f, 1.0f) : make_float2(exp_quick(late.x), exp_quick(late.y));
     reinterpret_cast<float2*>(chunk->add[0])[pair] = add;
@@ -478,7 +559,7 @@ __device__ __forceinline__ uint32_t prepare_vector_chunk(
     if (by_pairs) {
       load_tiles(scratch->matrix[team.warp], lane, products);
     } else {
-      products_of_rows(chunk, team.warp, lane, products);
+      products_of_rows<kCompact>(chunk, team.warp, lane, products);
     }
     if (team.warp == 0) {
       solve_small(products, call.delta_rule != 0, lane, scratch, chunk->solve);
