@@ -69,13 +69,12 @@ __global__ void __launch_bounds__(kThreads128<Kind, kGroups>, 1)
     for (int32_t chunk = unit; chunk < chunks; chunk += kUnits<Kind, kGroups>) {
       const int32_t round = chunk / kCount;
       const int32_t place = chunk - round * kCount;
-      found |=
-          Kind::template prepare<false>(call, at, chunk, (warp - kStateWarps) % Kind::kUnitWarps,
-                                        1 + unit, &memory.stages[place], &memory.space[unit], [&] {
-                                          if (round == 0) return;
-                                          barrier_sleep(shared_address(&memory.empty[place]),
-                                                        static_cast<uint32_t>(round - 1) & 1);
-                                        });
+      found |= Kind::prepare(call, at, chunk, (warp - kStateWarps) % Kind::kUnitWarps, 1 + unit,
+                             &memory.stages[place], &memory.space[unit], [&] {
+                               if (round == 0) return;
+                               barrier_sleep(shared_address(&memory.empty[place]),
+                                             static_cast<uint32_t>(round - 1) & 1);
+                             });
       if (at.lane == 0) barrier_arrive(shared_address(&memory.full[place]));
     }
     tell_faults_of_warp(call, at, found);

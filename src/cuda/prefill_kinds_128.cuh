@@ -23,9 +23,8 @@ struct ScalarKind {
   static __device__ __forceinline__ void clear(Chunk<kColumns>* chunk) {
     clear_corner(chunk);
   }
-  // By warp `warp` of a unit; wait_for_place() until the chunk may be written. kCompact:
-  // short code, where there is a choice.
-  template <bool kCompact, int32_t kColumns, typename Wait>
+  // By warp `warp` of a unit; wait_for_place() until the chunk may be written.
+  template <int32_t kColumns, typename Wait>
   static __device__ __forceinline__ uint32_t prepare(const Call& call, const ChunkPlace& at,
                                                      int32_t index, int32_t, int32_t,
                                                      Chunk<kColumns>* chunk, Space* space,
@@ -53,14 +52,14 @@ struct VectorKind {
 
   template <int32_t kColumns>
   static __device__ __forceinline__ void clear(Chunk<kColumns>*) {}
-  template <bool kCompact, int32_t kColumns, typename Wait>
+  template <int32_t kColumns, typename Wait>
   static __device__ __forceinline__ uint32_t prepare(const Call& call, const ChunkPlace& at,
                                                      int32_t index, int32_t warp, int32_t barrier,
                                                      Chunk<kColumns>* chunk, Space* space,
                                                      const Wait& wait_for_place) {
     const int32_t first = index * kTokens;
-    return prepare_vector_chunk<kCompact>(call, at, first, min(kTokens, at.tokens - first),
-                                          {warp, at.lane, barrier}, chunk, space, wait_for_place);
+    return prepare_vector_chunk(call, at, first, min(kTokens, at.tokens - first),
+                                {warp, at.lane, barrier}, chunk, space, wait_for_place);
   }
   template <int32_t kColumns>
   static __device__ __forceinline__ void advance(const Call& call, const ChunkPlace& at,

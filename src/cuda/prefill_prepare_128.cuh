@@ -79,6 +79,17 @@ __device__ __forceinline__ void store_pair(Blocks (&to)[2], int32_t i, int32_t j
   to[1][j][i][lane] = parts.low;
 }
 
+// Two numbers as they are where the parts of a pair will be, and back; by the same lane.
+__device__ __forceinline__ void put_pair(Blocks (&to)[2], int32_t i, int32_t j, int32_t lane,
+                                         float x, float y) {
+  to[0][j][i][lane] = __float_as_uint(x);
+  to[1][j][i][lane] = __float_as_uint(y);
+}
+__device__ __forceinline__ float2 taken_pair(const Blocks (&from)[2], int32_t i, int32_t j,
+                                             int32_t lane) {
+  return make_float2(__uint_as_float(from[0][j][i][lane]), __uint_as_float(from[1][j][i][lane]));
+}
+
 // 16 rows and columns of the matrix from (row, column) as the first operand.
 __device__ __forceinline__ OperandParts first_operand(const float (&matrix)[kChunkTokens][kPitch],
                                                       int32_t row, int32_t column, int32_t lane) {
@@ -114,7 +125,7 @@ __device__ __forceinline__ void multiply_halves(const OperandParts& a,
 __device__ __forceinline__ void solve_chunk(Scratch* scratch, int32_t lane, Blocks (&solve)[2]) {
   invert_halves(scratch->matrix, lane);
   const int32_t t = lane & 3;
-#pragma unroll
+#pragma unroll 2
   for (int32_t block = 0; block < 8; ++block) {
     const int32_t i = 2 * (block >> 2) + (block & 1);
     const int32_t j = 2 * (block >> 2) + ((block >> 1) & 1);
@@ -154,31 +165,43 @@ struct TokenGates {
   float log_decay, beta;
   uint32_t found;
 };
+// Of raw gates, from one number; with `parameters`, NaN in these is a fault too.
+__device__ __noinline__ inline TokenGates raw_token_gates(const Inputs& in, int32_t v_head, float x,
+                                                          bool parameters) {
+  TokenGates gates = {gate_of(in, x, v_head, v_head), 0.0f, is_finite(x) ? 0u : kNotFinite};
+  if (parameters) {
+    const float g = gate_of(in, 0.0f, v_head, v_head);
+    if (g != g) gates.found = kNotFinite;
+  }
+  return gates;
+}
+__device__ __noinline__ inline float raw_beta(const Inputs& in, float x) {
+  return in.beta_scale * sigmoid(x);
+}
 __device__ __forceinline__ TokenGates load_token_gates(const Call& call, const ChunkPlace& at,
                                                        int32_t first, int32_t count) {
   const Inputs& in = call.inputs;
   TokenGates gates = {0.0f, 0.0f, 0};
-  const bool scalar = call.decay == LEAPQUANT_DECAY_SCALAR;
-  // Of the gates' parameters, NaN is a fault, found once.
-  if (first == 0 && scalar) {
-    const float g = gate_of(in, 0.0f, at.v_head, at.v_head);
-    gates.found = g != g ? kNotFinite : 0u;
-  }
   if (at.lane >= count) return gates;
   const int64_t token = at.token + first + at.lane;
-  if (scalar) {
+  if (call.decay == LEAPQUANT_DECAY_SCALAR) {
     const float x = load_number(row_of(in.log_decay, 0, token, 0, at.v_head), in.log_decay.type, 0);
-    gates.found |=
-        in.gate == LEAPQUANT_GATE_READY ? log_decay_faults(x) : (is_finite(x) ? 0u : kNotFinite);
-    gates.log_decay = gate_of(in, x, at.v_head, at.v_head);
+    if (in.gate == LEAPQUANT_GATE_READY) {
+      gates.log_decay = x;
+      gates.found = log_decay_faults(x);
+    } else {
+      gates = raw_token_gates(in, at.v_head, x, first == 0);
+    }
   } else {
-    gates.log_decay = load_log_decay(call, 0, token, at.v_head, 0);
+    gates.log_decay = call.decay == LEAPQUANT_DECAY_CONSTANT
+                          ? call.head_decay[at.v_head - call.first_head]
+                          : 0.0f;
   }
   gates.beta = 1.0f;
   if (in.beta.data != nullptr) {
     gates.beta = load_number(row_of(in.beta, 0, token, 0, at.v_head), in.beta.type, 0);
     if (!is_finite(gates.beta)) gates.found |= kNotFinite;
-    if (in.sigmoid_beta != 0) gates.beta = in.beta_scale * sigmoid(gates.beta);
+    if (in.sigmoid_beta != 0) gates.beta = raw_beta(in, gates.beta);
   }
   return gates;
 }
@@ -278,19 +301,35 @@ __device__ __forceinline__ uint32_t prepare_chunk(const Call& call, const ChunkP
   scratch->query_scale[lane] = query_scale;
   __syncwarp();
 
-  // A into the matrix, P into its blocks.
+  // The products to where T and P will be, so that a loop can take them from there: unrolled it is
+  // 10 KB of code, and these warps' and the groups' must fit an instruction cache together.
 #pragma unroll
   for (int32_t m = 0; m < 2; ++m) {
 #pragma unroll
     for (int32_t half = 0; half < 2; ++half) {
-      const int32_t row = 16 * m + 8 * half + g;
-      const double row_reached = scratch->reached[row];
-      const float query_row = scratch->query_scale[row];
-      const float key_row = delta ? scratch->beta[row] * scratch->key_scale[row] : 0.0f;
 #pragma unroll
       for (int32_t n = 0; n < 2 * m + 2; ++n) {
         const int32_t tile = m == 0 ? n : n + 2;
+        put_pair(stage->solve, 2 * m + half, n, lane, kk[tile][2 * half], kk[tile][2 * half + 1]);
+        put_pair(stage->weights, 2 * m + half, n, lane, qk[tile][2 * half], qk[tile][2 * half + 1]);
+      }
+    }
+  }
+  // A into the matrix, P into its blocks.
+#pragma unroll 1
+  for (int32_t i = 0; i < 4; ++i) {
+    const int32_t row = 8 * i + g;
+    const double row_reached = scratch->reached[row];
+    const float query_row = scratch->query_scale[row];
+    const float key_row = delta ? scratch->beta[row] * scratch->key_scale[row] : 0.0f;
+#pragma unroll 1
+    for (int32_t first_n = 0; first_n < 2 * (i >> 1) + 2; first_n += 2) {
+#pragma unroll
+      for (int32_t e = 0; e < 2; ++e) {
+        const int32_t n = first_n + e;
         const int32_t column = 8 * n + 2 * t;
+        const float2 key = taken_pair(stage->solve, i, n, lane);
+        const float2 query = taken_pair(stage->weights, i, n, lane);
         const double2 from = *reinterpret_cast<const double2*>(&scratch->reached[column]);
         const float2 scale = *reinterpret_cast<const float2*>(&scratch->key_scale[column]);
         const float d0 =
@@ -298,9 +337,8 @@ __device__ __forceinline__ uint32_t prepare_chunk(const Call& call, const ChunkP
         const float d1 =
             column < row ? exp_quick(static_cast<float>(row_reached - from.y)) * scale.y : 0.0f;
         *reinterpret_cast<float2*>(&scratch->matrix[row][column]) =
-            make_float2(kk[tile][2 * half] * key_row * d0, kk[tile][2 * half + 1] * key_row * d1);
-        store_pair(stage->weights, 2 * m + half, n, lane, qk[tile][2 * half] * query_row * d0,
-                   qk[tile][2 * half + 1] * query_row * d1);
+            make_float2(key.x * key_row * d0, key.y * key_row * d1);
+        store_pair(stage->weights, i, n, lane, query.x * query_row * d0, query.y * query_row * d1);
       }
     }
   }

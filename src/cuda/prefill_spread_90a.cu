@@ -63,10 +63,9 @@ __device__ __forceinline__ void prepare_chunks(const Call& call, const ChunkPlac
   uint32_t turn = 0;
   uint32_t found = 0;
   for (int32_t chunk = unit; chunk < chunks; chunk += kUnits<Kind>, ++turn) {
-    found |= Kind::template prepare<true>(
-        call, at, chunk, warp % Kind::kUnitWarps, 1 + unit, &made, &space, [&] {
-          if (turn > 0) barrier_sleep(shared_address(&memory.taken[unit]), (turn - 1) & 1);
-        });
+    found |= Kind::prepare(call, at, chunk, warp % Kind::kUnitWarps, 1 + unit, &made, &space, [&] {
+      if (turn > 0) barrier_sleep(shared_address(&memory.taken[unit]), (turn - 1) & 1);
+    });
     if constexpr (Kind::kUnitWarps > 1) {
       if (warp % Kind::kUnitWarps > 1) continue;
       sync_threads(1 + kUnits<Kind> + unit, 64);  // the two that wrote last

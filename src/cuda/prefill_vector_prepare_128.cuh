@@ -67,90 +67,11 @@ __device__ __noinline__ inline uint32_t parameter_faults(const Inputs& in, int32
   return g.x != g.x || g.y != g.y || g.z != g.z || g.w != g.w ? kNotFinite : 0u;
 }
 
-// What comes after log decays are loaded: faults, raw gates, zeros past the last token.
-template <typename Gates>
-__device__ __forceinline__ uint32_t finish_gates(const Call& call, const ChunkPlace& at,
-                                                 int64_t token, int32_t count, int32_t first,
-                                                 int32_t lane, bool fine, const Gates& gates) {
-  constexpr int32_t kHalf = kVectorTokens / 2;
-  uint32_t found = 0;
-  if (!fine) {
-#pragma unroll 1
-    for (int32_t i = 0; i < kHalf; ++i) found |= gate_faults(call.inputs, gates(i));
-  }
-  if (call.inputs.gate != LEAPQUANT_GATE_READY) {
-    if (token == at.token) found |= parameter_faults(call.inputs, at.v_head, lane);
-#pragma unroll 1
-    for (int32_t i = 0; i < kHalf; ++i) {
-      gates(i) = gates_of(call.inputs, gates(i), at.v_head, int64_t{at.v_head} * kDim + 4 * lane);
-    }
-  }
-#pragma unroll 1
-  for (int32_t i = max(count - first, 0); i < kHalf; ++i) {
-    gates(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  }
-  return found;
-}
-
 // Log decays of half a chunk, tokens from `first` on, zero past the last; a lane has four channels.
 // Returns faults.
 __device__ __forceinline__ uint32_t load_gates(const Call& call, const ChunkPlace& at,
                                                int64_t token, int32_t count, int32_t first,
                                                int32_t lane, VectorScratch* scratch) {
-  constexpr int32_t kHalf = kVectorTokens / 2;
-  const Rows& rows = call.inputs.log_decay;
-  const auto row = [&](int32_t i) {
-    return row_of(rows, 0, token + min(first + i, count - 1), 0, at.v_head);
-  };
-  const auto gates = [&](int32_t i) -> float4& {
-    return reinterpret_cast<float4*>(scratch->gates[first + i])[lane];
-  };
-  if (!rows_aligned(rows)) {
-#pragma unroll 1
-    for (int32_t i = 0; i < kHalf; ++i) {
-      const char* from = row(i);
-      gates(i) = make_float4(
-          load_number(from, rows.type, 4 * lane), load_number(from, rows.type, 4 * lane + 1),
-          load_number(from, rows.type, 4 * lane + 2), load_number(from, rows.type, 4 * lane + 3));
-    }
-  } else if (rows.type == LEAPQUANT_FP32) {
-    float4 x[kHalf];
-#pragma unroll
-    for (int32_t i = 0; i < kHalf; ++i)
-      x[i] = __ldg(reinterpret_cast<const float4*>(row(i)) + lane);
-#pragma unroll
-    for (int32_t i = 0; i < kHalf; ++i) gates(i) = x[i];
-  } else {
-    uint2 x[kHalf];
-#pragma unroll
-    for (int32_t i = 0; i < kHalf; ++i) x[i] = __ldg(reinterpret_cast<const uint2*>(row(i)) + lane);
-    const bool bf16 = rows.type == LEAPQUANT_BF16;
-    const auto low = [&](uint32_t word) {
-      return bf16 ? __uint_as_float(word << 16) : fp16_value(static_cast<uint16_t>(word));
-    };
-    const auto high = [&](uint32_t word) {
-      return bf16 ? __uint_as_float(word & 0xffff0000u)
-                  : fp16_value(static_cast<uint16_t>(word >> 16));
-    };
-#pragma unroll
-    for (int32_t i = 0; i < kHalf; ++i) {
-      gates(i) = make_float4(low(x[i].x), high(x[i].x), low(x[i].y), high(x[i].y));
-    }
-  }
-  // Ready ones that are fine are seen at once.
-  bool fine = call.inputs.gate == LEAPQUANT_GATE_READY;
-#pragma unroll
-  for (int32_t i = 0; i < kHalf; ++i) {
-    const float4 x = gates(i);
-    fine = fine && x.x <= 0.0f && x.y <= 0.0f && x.z <= 0.0f && x.w <= 0.0f;
-  }
-  return finish_gates(call, at, token, count, first, lane, fine, gates);
-}
-// The same in less code: numbers of 16 bits go to the front of their places first, and a loop
-// widens them.
-__device__ __forceinline__ uint32_t load_compact_gates(const Call& call, const ChunkPlace& at,
-                                                       int64_t token, int32_t count, int32_t first,
-                                                       int32_t lane, VectorScratch* scratch) {
   constexpr int32_t kHalf = kVectorTokens / 2;
   const Rows& rows = call.inputs.log_decay;
   const auto row = [&](int32_t i) {
@@ -202,7 +123,23 @@ __device__ __forceinline__ uint32_t load_compact_gates(const Call& call, const C
     }
     fine = fine && x.x <= 0.0f && x.y <= 0.0f && x.z <= 0.0f && x.w <= 0.0f;
   }
-  return finish_gates(call, at, token, count, first, lane, fine, gates);
+  uint32_t found = 0;
+  if (!fine) {
+#pragma unroll 1
+    for (int32_t i = 0; i < kHalf; ++i) found |= gate_faults(call.inputs, gates(i));
+  }
+  if (call.inputs.gate != LEAPQUANT_GATE_READY) {
+    if (token == at.token) found |= parameter_faults(call.inputs, at.v_head, lane);
+#pragma unroll 1
+    for (int32_t i = 0; i < kHalf; ++i) {
+      gates(i) = gates_of(call.inputs, gates(i), at.v_head, int64_t{at.v_head} * kDim + 4 * lane);
+    }
+  }
+#pragma unroll 1
+  for (int32_t i = max(count - first, 0); i < kHalf; ++i) {
+    gates(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  return found;
 }
 
 // Squares of the rows' norms: the diagonal of their products.
@@ -239,13 +176,13 @@ __device__ __noinline__ inline uint32_t raw_row_faults(const char (*rows)[kRawPi
 }
 
 // Rows of 64 channels, two a lane: keys and queries times exp of what `reached` becomes.
-template <bool kCompact, int32_t kColumns>
+template <int32_t kColumns>
 __device__ __forceinline__ void make_rows(int32_t pair, float2 reached,
                                           const VectorScratch* scratch,
                                           VectorChunk<kColumns>* chunk) {
   uint32_t* high = &chunk->rows[0][pair >> 2][pair & 3];
   uint32_t* low = &chunk->rows[1][pair >> 2][pair & 3];
-#pragma unroll(kCompact ? 2 : 4)
+#pragma unroll 2
   for (int32_t i = 0; i < kVectorTokens; ++i) {
     const float2 g = reinterpret_cast<const float2*>(scratch->gates[i])[pair];
     const uint32_t k = reinterpret_cast<const uint32_t*>(scratch->keys[i])[pair];
@@ -266,7 +203,7 @@ __device__ __forceinline__ void make_rows(int32_t pair, float2 reached,
 }
 
 // Columns of 64 channels, two a lane: keys times exp(left) and, going back, of what it becomes.
-template <bool kCompact, int32_t kColumns>
+template <int32_t kColumns>
 __device__ __forceinline__ void make_columns(int32_t pair, float2 left,
                                              const VectorScratch* scratch,
                                              VectorChunk<kColumns>* chunk) {
@@ -274,7 +211,7 @@ __device__ __forceinline__ void make_columns(int32_t pair, float2 left,
   const int32_t piece = (pair & 31) >> 2;
   char* high = chunk->columns[0][half][0] + 4 * (pair & 3);
   char* low = chunk->columns[1][half][0] + 4 * (pair & 3);
-#pragma unroll(kCompact ? 2 : 4)
+#pragma unroll 2
   for (int32_t i = kVectorTokens - 1; i >= 0; --i) {
     const float2 g = reinterpret_cast<const float2*>(scratch->gates[i])[pair];
     const uint32_t k = reinterpret_cast<const uint32_t*>(scratch->keys[i])[pair];
@@ -324,7 +261,7 @@ __device__ __noinline__ inline void products_by_pairs(const TeamPlace team,
 
 // The same by the matrix units from rows and columns: products of keys (query = 0) or queries with
 // keys, tiles of 16 rows by 8 columns.
-template <bool kCompact, int32_t kColumns>
+template <int32_t kColumns>
 __device__ __forceinline__ void products_of_rows(const VectorChunk<kColumns>* chunk, int32_t query,
                                                  int32_t lane, Tiles<2>& d) {
   // Matrices: tokens 0 and 8, then the same of the next eight channels.
@@ -336,7 +273,7 @@ __device__ __forceinline__ void products_of_rows(const VectorChunk<kColumns>* ch
   const uint32_t columns =
       shared_address(chunk->columns[0]) + static_cast<uint32_t>((lane & 7) + 8 * (lane >> 4)) * 128;
   const uint32_t turn = static_cast<uint32_t>(lane & 7);
-#pragma unroll(kCompact ? 1 : 2)
+#pragma unroll 1
   for (uint32_t step = 0; step < kDim / 16; ++step) {
     const uint32_t from = rows + step * 2 * kRowLeading;
     const uint32_t piece = 2 * (step & 3) + static_cast<uint32_t>((lane >> 3) & 1);
@@ -459,10 +396,7 @@ __device__ __forceinline__ void store_weights(const Tiles<2>& qk, int32_t lane,
 
 // Prepares tokens first .. first + count - 1 of the stretch, by the whole team; wait_for_place()
 // until the chunk may be written. Returns faults that the lane has found.
-// kCompact: loops unrolled less, for less code. Two neighbouring multiprocessors share 32 KB of
-// instruction cache: where one prepares and the other carries the state, their code must fit it
-// together.
-template <bool kCompact, int32_t kColumns, typename Wait>
+template <int32_t kColumns, typename Wait>
 __device__ __forceinline__ uint32_t prepare_vector_chunk(
     const Call& call, const ChunkPlace& at, int32_t first, int32_t count, const TeamPlace& team,
     VectorChunk<kColumns>* chunk, VectorScratch* scratch, const Wait& wait_for_place) {
@@ -477,9 +411,8 @@ __device__ __forceinline__ uint32_t prepare_vector_chunk(
                    scratch->keys[0], kRawPitch);
     load_team_rows(in.q, row_of(in.q, 0, token, 0, k_head), count - 1, kDim / 8, team, 64,
                    scratch->queries[0], kRawPitch);
-    const int32_t half = (team.warp - 2) * (kVectorTokens / 2);
-    found = kCompact ? load_compact_gates(call, at, token, count, half, lane, scratch)
-                     : load_gates(call, at, token, count, half, lane, scratch);
+    found =
+        load_gates(call, at, token, count, (team.warp - 2) * (kVectorTokens / 2), lane, scratch);
     wait_for_copies();
   }
   team_barrier(team.barrier);
@@ -487,7 +420,7 @@ __device__ __forceinline__ uint32_t prepare_vector_chunk(
   const int32_t pair = 32 * (team.warp & 1) + lane;
   float2 early = make_float2(0.0f, 0.0f);
   float2 late = make_float2(0.0f, 0.0f);
-#pragma unroll(kCompact ? 2 : 4)
+#pragma unroll 2
   for (int32_t i = 0; i < kVectorTokens / 2; ++i) {
     const float2 a = reinterpret_cast<const float2*>(scratch->gates[i])[pair];
     const float2 b = reinterpret_cast<const float2*>(scratch->gates[8 + i])[pair];
@@ -501,19 +434,13 @@ __device__ __forceinline__ uint32_t prepare_vector_chunk(
                  kColumns / 8, team, 0, chunk->values[0], VectorChunk<kColumns>::kValuePitch);
   const float2 none = make_float2(0.0f, 0.0f);
   if (team.warp < 2) {
-    make_rows<kCompact>(pair, by_pairs ? none : make_float2(-early.x, -early.y), scratch, chunk);
-    auto* read = reinterpret_cast<float2*>(chunk->read) + pair;
-    auto* keep = reinterpret_cast<float2*>(chunk->keep) + pair;
-    if constexpr (kCompact) {
-      *read = by_pairs ? make_float2(1.0f, 1.0f) : decay_factors(early);
-      *keep = decay_factors(make_float2(early.x + late.x, early.y + late.y));
-    } else {
-      *read = by_pairs ? make_float2(1.0f, 1.0f)
-                       : make_float2(decay_factor(early.x), decay_factor(early.y));
-      *keep = make_float2(decay_factor(early.x + late.x), decay_factor(early.y + late.y));
-    }
+    make_rows(pair, by_pairs ? none : make_float2(-early.x, -early.y), scratch, chunk);
+    reinterpret_cast<float2*>(chunk->read)[pair] =
+        by_pairs ? make_float2(1.0f, 1.0f) : decay_factors(early);
+    reinterpret_cast<float2*>(chunk->keep)[pair] =
+        decay_factors(make_float2(early.x + late.x, early.y + late.y));
   } else {
-    make_columns<kCompact>(pair, by_pairs ? none : make_float2(-late.x, -late.y), scratch, chunk);
+    make_columns(pair, by_pairs ? none : make_float2(-late.x, -late.y), scratch, chunk);
     const float2 add =
         by_pairs ? make_float2(1.0f, 1.0f) : make_float2(exp_quick(late.x), exp_quick(late.y));
     reinterpret_cast<float2*>(chunk->add[0])[pair] = add;
@@ -559,7 +486,7 @@ __device__ __forceinline__ uint32_t prepare_vector_chunk(
     if (by_pairs) {
       load_tiles(scratch->matrix[team.warp], lane, products);
     } else {
-      products_of_rows<kCompact>(chunk, team.warp, lane, products);
+      products_of_rows(chunk, team.warp, lane, products);
     }
     if (team.warp == 0) {
       solve_small(products, call.delta_rule != 0, lane, scratch, chunk->solve);
