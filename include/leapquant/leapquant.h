@@ -302,6 +302,10 @@ typedef struct leapquant_pool {
  * parameters, slots, positions, counts, offsets, checkpoints, status and workspace. The structs
  * themselves are the host's. A call puts its work into the stream and does not wait, so that it can
  * be captured in a graph; what it launches depends on sizes only, never on slots or positions.
+ * A decode of few sequences is placed while the kernel before it in the stream ends (programmatic
+ * dependent launch) and waits for that kernel before it reads anything. So right before a call no
+ * kernel may stand that starts its own dependents early (cudaTriggerProgrammaticLaunchCompletion)
+ * without waiting for what came before it (cudaGridDependencySynchronize).
  * Codes lie in an order of the device's own; save, load, export and import give canonical ones.
  * Save and load wait; the caller has waited for what wrote the slot. */
 
