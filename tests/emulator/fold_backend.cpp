@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "backend/registry.h"
 #include "core/numeric.h"
 #include "emulator/device_code.h"
 #include "emulator/machine.h"
+#include "emulator/payload_order.h"
 #include "reference/backend.h"
 
 // After device_code.h.
@@ -34,14 +34,6 @@ Status say(const std::string& sentence) {
   return LEAPQUANT_INTERNAL;
 }
 
-const DeviceMemory& memory_of_cuda() {
-  size_t count = 0;
-  const Backend* const* tables = built_in_backends(&count);
-  size_t i = 0;
-  while (i + 1 < count && tables[i]->memory == nullptr) ++i;
-  return *tables[i]->memory;
-}
-
 // What a fold may write, with codes in the device's order.
 struct Copies {
   std::vector<std::byte> states;
@@ -55,18 +47,7 @@ struct Copies {
     states.assign(from, from + all);
     base.assign(pool.base, pool.base + heads);
     health.assign(pool.health, pool.health + heads);
-    reorder(layout, pool, memory_of_cuda().from_canonical);
-  }
-  template <typename Order>
-  void reorder(const Layout& layout, const leapquant_pool& pool, Order order) {
-    for (int32_t slot = 0; slot < pool.num_state_slots; ++slot) {
-      for (int32_t h = 0; h < layout.shape.num_v_heads; ++h) {
-        std::byte* at = states.data() + slot * pool.state_stride_bytes +
-                        layout.head_offset[static_cast<size_t>(h)];
-        const std::vector<std::byte> head(at, at + layout.head(h).bytes);
-        order(layout.head(h), head.data(), at);
-      }
-    }
+    reorder(layout, pool.state_stride_bytes, &states, memory_of_cuda().from_canonical);
   }
   leapquant_pool pool_like(const leapquant_pool& pool) {
     leapquant_pool own = pool;
@@ -141,7 +122,7 @@ Status decode(const Layout& layout, const leapquant_pool& pool, const leapquant_
   if (!first.same_as(second))
     return say("bits hang on the order of threads, the launch, or what was there before");
 
-  first.reorder(layout, pool, memory_of_cuda().to_canonical);
+  reorder(layout, pool.state_stride_bytes, &first.states, memory_of_cuda().to_canonical);
   std::memcpy(pool.states, first.states.data(), first.states.size());
   std::memcpy(pool.base, first.base.data(), first.base.size() * sizeof(int32_t));
   std::memcpy(pool.health, first.health.data(), first.health.size() * sizeof(leapquant_health));

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/registry.h"
 #include "conformance/session.h"
 #include "core/numeric.h"
 #include "emulator/device_code.h"
 #include "emulator/machine.h"
+#include "emulator/payload_order.h"
 #include "reference/backend.h"
 
 // After device_code.h.
@@ -35,14 +35,6 @@ struct Case {
   const char* format;
   int32_t start;  // position and base of all heads at first
 };
-
-const DeviceMemory& memory_of_cuda() {
-  size_t count = 0;
-  const Backend* const* tables = built_in_backends(&count);
-  size_t i = 0;
-  while (i + 1 < count && tables[i]->memory == nullptr) ++i;
-  return *tables[i]->memory;
-}
 
 // A pool of host memory, whose codes lie in the device's order or the canonical one.
 struct Pool {
@@ -66,16 +58,6 @@ struct Pool {
     pool.state_stride_bytes = layout.state_bytes;
     pool.window_stride_bytes = layout.window.bytes;
     return pool;
-  }
-  template <typename Order>
-  void reorder(const Layout& layout, Order order) {
-    for (size_t at = 0; at < states.size(); at += static_cast<size_t>(layout.state_bytes)) {
-      for (int32_t h = 0; h < layout.shape.num_v_heads; ++h) {
-        std::byte* to = states.data() + at + layout.head_offset[static_cast<size_t>(h)];
-        const std::vector<std::byte> head(to, to + layout.head(h).bytes);
-        order(layout.head(h), head.data(), to);
-      }
-    }
   }
   bool same_as(const Pool& other) const {
     return states == other.states && windows == other.windows && base == other.base &&
@@ -181,7 +163,7 @@ void follow(const Case& c) {
     if (step == 9) in.positions[0] += 40;   // past the window
 
     Pool canonical = pool;
-    canonical.reorder(layout, memory_of_cuda().to_canonical);
+    reorder(layout, layout.state_bytes, &canonical.states, memory_of_cuda().to_canonical);
     Result truth;
     const leapquant_launch with = LEAPQUANT_INIT(leapquant_launch);
     ASSERT_EQ(
