@@ -6,6 +6,7 @@
 #pragma once
 
 #include "decode_case.cuh"
+#include "straight_code.cuh"
 
 namespace leapquant::bench {
 
@@ -29,13 +30,6 @@ struct Parameters {
   float values[512];
 };
 
-template <int kCount>
-__device__ __forceinline__ float multiply_adds(float x, float y) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(x) : "f"(y));
-  return x;
-}
-
 constexpr int kilobytes_of(Work work) {
   switch (work) {
     case Work::kCode8:
@@ -57,45 +51,10 @@ constexpr int kilobytes_of(Work work) {
   }
 }
 
-// Twice through kKilobytes of code from its eighth `start` on.
-template <int kKilobytes>
-__device__ __forceinline__ float run_through(float x, int start) {
-  constexpr int kCount = kKilobytes * 1024 / 16 / 8;
-  int rounds = 2;
-  switch (start) {
-    do {
-      case 0:
-        x = multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 1:
-        x = multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 2:
-        x = multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 3:
-        x = multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 4:
-        x = multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 5:
-        x = multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 6:
-        x = multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 7:
-        x = multiply_adds<kCount>(x, 0.5f);
-    } while (--rounds > 0);
-  }
-  return x;
-}
-
 template <Work kWork>
 __global__ void companion(const volatile int* stop, const uint4* memory, int64_t words,
                           const __grid_constant__ Parameters parameters, float* sink) {
-  float x = static_cast<float>(threadIdx.x);
+  float x[1] = {static_cast<float>(threadIdx.x)};
   int64_t at = int64_t{blockIdx.x} * 4096 + threadIdx.x;
   while (true) {
     // One lane asks, seldom, and in device memory: many reads of the host's hold up all fences.
@@ -106,10 +65,10 @@ __global__ void companion(const volatile int* stop, const uint4* memory, int64_t
       for (int i = 0; i < 8; ++i) __nanosleep(1000);
     } else if constexpr (kWork == Work::kLoop) {
 #pragma unroll 1
-      for (int i = 0; i < 1024; ++i) x = multiply_adds<16>(x, 0.5f);
+      for (int i = 0; i < 1024; ++i) multiply_adds<16>(x, 0.5f);
     } else if constexpr (kilobytes_of(kWork) > 0) {
       const int warp = static_cast<int>(threadIdx.x) / 32;
-      x = run_through<kilobytes_of(kWork)>(x, __shfl_sync(~0u, warp % 8, 0));
+      run_through<kilobytes_of(kWork)>(x, __shfl_sync(~0u, warp % kCodeParts, 0), 2);
     } else if constexpr (kWork == Work::kStream) {
 #pragma unroll 1
       for (int i = 0; i < 64; ++i) {
@@ -117,15 +76,15 @@ __global__ void companion(const volatile int* stop, const uint4* memory, int64_t
 #pragma unroll
         for (int j = 0; j < 8; ++j) got[j] = __ldcs(memory + (at + 64 * j) % words);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x += __uint_as_float(got[j].x ^ got[j].w);
+        for (int j = 0; j < 8; ++j) x[0] += __uint_as_float(got[j].x ^ got[j].w);
         at += 512 * 132;
       }
     } else if constexpr (kWork == Work::kParameters) {
 #pragma unroll
-      for (int i = 0; i < 512; ++i) x = x * 0.5f + parameters.values[i];
+      for (int i = 0; i < 512; ++i) x[0] = x[0] * 0.5f + parameters.values[i];
     }
   }
-  if (x == 1.25f) *sink = x;
+  if (x[0] == 1.25f) *sink = x[0];
 }
 
 // Starts blocks of a companion on a stream of its own; ends them when it goes.

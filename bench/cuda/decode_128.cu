@@ -247,8 +247,9 @@ int time_all(const char* path, const char* which) {
       rows.push_back(
           {"int8", S, 0, 512, 1, true, 1, 0, false, true, 32, Work::kOccupy, 132 - free, free});
     }
-    // 1,024 blocks are clusters of two: these wait long where multiprocessors are taken.
-    rows.push_back({"int8", S, 0, 512, 1, false, 1, 1024, false, false, 32, Work::kOccupy, 66});
+    // 1,024 blocks of two pairs are clusters of two: these wait long where multiprocessors are
+    // taken.
+    rows.push_back({"int8", S, 0, 512, 1, false, 2, 1024, false, false, 32, Work::kOccupy, 66});
   }
   if (w == "folds") {  // folds alone
     for (const char* state : {"int8", "int6", "int4", "int8+", "int6+", "int4+", "int4-compact"}) {
@@ -326,6 +327,7 @@ int main(int argc, char** argv) {
   std::fprintf(
       stderr,
       "usage: decode_128 check | time ROWS.JSONL [all | table | main | small | decode | folds |\n"
-      "       beside | parts | companions | code | shape | drafts | kda | nofold | one]\n");
+      "       beside | parts | companions | code | shape | drafts | kda | nofold | one | tiny | "
+      "few]\n");
   return 2;
 }

@@ -6,12 +6,16 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "straight_code.cuh"
+
 namespace {
+
+using leapquant::bench::kCodeParts;
+using leapquant::bench::run_through;
 
 void require(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -19,54 +23,18 @@ void require(cudaError_t error) {
   std::exit(1);
 }
 
-constexpr int kParts = 8;            // of a loop: warps start at different ones
 constexpr int kShared = 200 * 1024;  // one block a multiprocessor
-
-template <int kCount>
-__device__ __forceinline__ void multiply_adds(float (&x)[4], float y) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(x[i % 4]) : "f"(y));
-  }
-}
 
 // `rounds` times through kKilobytes of code, 16 bytes an instruction. cycles: of each warp, from
 // and to.
 template <int kKilobytes>
-__global__ void run_through(int rounds, bool apart, long long* cycles, float* sink) {
-  constexpr int kCount = kKilobytes * 1024 / 16 / kParts;
+__global__ void timed_run(int rounds, bool apart, long long* cycles, float* sink) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float x[4] = {static_cast<float>(threadIdx.x), 1.0f, 2.0f, 3.0f};
-  const int start = __shfl_sync(~0u, apart ? warp % kParts : 0, 0);
+  const int start = __shfl_sync(~0u, apart ? warp % kCodeParts : 0, 0);
   __syncthreads();
   const long long from = clock64();
-  switch (start) {
-    do {
-      case 0:
-        multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 1:
-        multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 2:
-        multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 3:
-        multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 4:
-        multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 5:
-        multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 6:
-        multiply_adds<kCount>(x, 0.5f);
-        [[fallthrough]];
-      case 7:
-        multiply_adds<kCount>(x, 0.5f);
-    } while (--rounds > 0);
-  }
+  run_through<kKilobytes>(x, start, rounds);
   const long long to = clock64();
   if (threadIdx.x % 32 == 0) {
     long long* at = cycles + 2 * (blockIdx.x * (blockDim.x / 32) + warp);
@@ -78,7 +46,7 @@ __global__ void run_through(int rounds, bool apart, long long* cycles, float* si
 // Warp instructions a cycle and multiprocessor.
 template <int kKilobytes>
 double rate(int blocks, int warps, bool apart) {
-  const auto kernel = run_through<kKilobytes>;
+  const auto kernel = timed_run<kKilobytes>;
   require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const size_t count = size_t{2} * blocks * warps;
   long long* cycles;
@@ -102,7 +70,7 @@ double rate(int blocks, int warps, bool apart) {
       const long long* at = &seen[2 * (b * warps + w)];
       first = std::min(first, at[0]);
       last = std::max(last, at[1]);
-      const double left_out = apart ? static_cast<double>(w % kParts) / kParts : 0.0;
+      const double left_out = apart ? static_cast<double>(w % kCodeParts) / kCodeParts : 0.0;
       instructions += (rounds - left_out) * kKilobytes * 64;
     }
     sum += instructions / static_cast<double>(last - first);
