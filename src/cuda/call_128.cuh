@@ -60,7 +60,7 @@ struct Call128 {
   int32_t gate, beta_kind, l2norm;
   int32_t dense;    // 1: q, k, v of one type, heads of a token one behind the other
   int32_t plain;    // 1: the common call, see make_call_128
-  int32_t checked;  // 1: a kernel before has checked all sequences and written their status
+  int32_t checked;  // 1: folds need not check inputs: a kernel before has, or the block itself
   const float* a_log;
   const float* dt_bias;
   float lower_bound, beta_scale, l2norm_eps, q_scale;

@@ -5,6 +5,7 @@
 // sequence read its inputs once more for their own verdict; decode_128.cu checks small ones itself.
 #include "cuda/call_128.cuh"
 #include "cuda/decode_128.cuh"
+#include "cuda/launch_128.cuh"
 #include "cuda/ptx.cuh"
 
 namespace leapquant::cuda {
@@ -54,10 +55,7 @@ cudaError_t launch_check_128(Call128* checked, bool vector, cudaStream_t stream)
   const auto kernel =
       vector ? (call.plain != 0 ? check_kernel<true, true> : check_kernel<true, false>)
              : (call.plain != 0 ? check_kernel<false, true> : check_kernel<false, false>);
-  // As folds and decode: a multiprocessor changes the split of its memory only when it is empty.
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (error != cudaSuccess) return error;
+  if (const cudaError_t error = share_memory_128(kernel, 0)) return error;
   kernel<<<static_cast<unsigned>(call.batch), kThreads, 0, stream>>>(call);
   return cudaGetLastError();
 }

@@ -11,6 +11,7 @@
 #include "cuda/call_128.cuh"
 #include "cuda/decode_128.cuh"
 #include "cuda/decode_drafts_128.cuh"
+#include "cuda/launch_128.cuh"
 #include "cuda/ptx.cuh"
 
 namespace leapquant::cuda {
@@ -354,19 +355,12 @@ int32_t blocks_together(const Call128& call, int32_t blocks) {
 template <bool kVector, int kPairs, bool kPlain, bool kMany>
 cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shares,
                    cudaStream_t stream) {
-  const int32_t cluster = shares ? blocks_together(call, blocks) : 1;
+  const int32_t cluster = kPairs > 1 && shares ? blocks_together(call, blocks) : 1;
   const Plan plan =
       plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0, call.weight_rows,
               kPairs, drafts_together(kVector, kPairs, kPlain, kMany));
   const auto kernel = decode_kernel<kVector, kPairs, kPlain, kMany>;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
-  if (error != cudaSuccess) return error;
-  // All kernels of a call want the same split of a multiprocessor's memory: it changes only when
-  // the multiprocessor is empty, and folds and decode should run beside each other.
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared);
-  if (error != cudaSuccess) return error;
+  if (const cudaError_t error = share_memory_128(kernel, plan.bytes)) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(64 * kPairs);
@@ -374,17 +368,8 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shar
   config.stream = stream;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(cluster);
-    attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
-    ++count;
-  }
-  if (overlaps) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count].val.programmaticStreamSerializationAllowed = 1;
-    ++count;
-  }
+  if (cluster > 1) attributes[count++] = clusters_of_128(cluster);
+  if (overlaps) attributes[count++] = begins_early_128();
   config.attrs = attributes;
   config.numAttrs = count;
   const int32_t total = call.batch * call.v_heads;

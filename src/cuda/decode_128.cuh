@@ -23,8 +23,8 @@ int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs)
 // Blocks of 1 or 2 pairs of warps that the registers of a multiprocessor allow.
 int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs);
 // Decodes all heads; those that are due after the grid before it in the stream (the folds) is done.
-// overlaps: that grid triggers its dependents and may run at the same time. shares: blocks that
-// have equal parts of a sequence check its inputs together, as a cluster.
+// overlaps: that grid triggers its dependents and may run at the same time. shares: blocks of two
+// pairs that have equal parts of a sequence check its inputs together, as a cluster.
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
                               bool overlaps, bool shares, cudaStream_t stream);
 

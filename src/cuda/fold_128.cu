@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/fold_kernel_128.cuh"
+#include "cuda/launch_128.cuh"
 
 namespace leapquant::cuda {
 namespace {
@@ -36,24 +37,17 @@ cudaError_t prepare(const Call128& call, bool vector, int32_t group, Launch* lau
   launch->config.gridDim = dim3(static_cast<unsigned>(group));
   launch->config.blockDim = dim3(kThreads, static_cast<unsigned>(teams));
   launch->config.dynamicSmemBytes = static_cast<size_t>(teams * bytes);
-  error = cudaFuncSetAttribute(launch->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               teams * bytes);
+  error = share_memory_128(launch->kernel, teams * bytes);
   if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(launch->kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared);  // as the decode beside it
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute& attribute = launch->attribute;
-  launch->config.attrs = &attribute;
+  launch->config.attrs = &launch->attribute;
   if (group == 1) {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    launch->attribute = begins_early_128();
     launch->config.numAttrs = call.checked != 0 ? 1 : 0;  // starts while the check ends
     return cudaSuccess;
   }
   // Not while the check ends: the device makes clusters up of what is free, and would leave half of
   // a pair of multiprocessors here and there to decode.
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(group), 1, 1};
+  launch->attribute = clusters_of_128(group);
   launch->config.numAttrs = 1;
   return cudaFuncSetAttribute(launch->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
 }

@@ -4,6 +4,7 @@
 // sequence, its loads are as wide as the tensors' alignment allows and in flight together.
 #include "cuda/check.cuh"
 #include "cuda/finite.cuh"
+#include "cuda/input_faults.cuh"
 #include "cuda/plain_128.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/token.cuh"
@@ -36,9 +37,6 @@ __device__ uint32_t not_finite(const Rows& rows, int64_t sequence, int64_t token
   }
   return seen;
 }
-
-constexpr uint32_t kNotFinite = 1;
-constexpr uint32_t kPositive = 2;
 
 __device__ uint32_t gate_faults(const Call& call, int64_t sequence, int64_t token, int32_t thread) {
   const Rows& rows = call.inputs.log_decay;

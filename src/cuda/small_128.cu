@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cuda/launch_128.cuh"
 #include "cuda/small_kernel_128.cuh"
 
 namespace leapquant::cuda {
@@ -24,20 +25,13 @@ cudaError_t launch_small_128(const Call128& call, cudaStream_t stream) {
   if (call.batch == 0 || call.v_heads == 0) return cudaSuccess;
   const auto kernel = small_128::small_kernel;
   const small_128::Places places = small_128::places_of(call);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, places.bytes);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared);
-  if (error != cudaSuccess) return error;
+  if (const cudaError_t error = share_memory_128(kernel, places.bytes)) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(call.v_heads), static_cast<unsigned>(call.batch));
   config.blockDim = dim3(small_128::kThreads);
   config.dynamicSmemBytes = static_cast<size_t>(places.bytes);
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attribute = begins_early_128();
   config.attrs = &attribute;
   config.numAttrs = 1;
   Call128 checked = call;
