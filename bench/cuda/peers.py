@@ -121,10 +121,13 @@ def prefill_rows(family):
     """Yields the rows of one family's prefill."""
     for batch, tokens in PREFILLS:
         given = inputs(batch, tokens, family)
+        gates = 4 * DIM if family == "kda" else 4
+        per_token = 4 * DIM * 2 + 4 + gates
+        moved = batch * HEADS * (tokens * per_token + DIM * DIM * 4)
         for name, operation in prefill_calls(family).items():
             graph = graph_of(lambda operation=operation, given=given: operation(given))
             us = median_us(graph.replay, 1, 9)
-            yield batch, tokens, "prefill", us, None, name
+            yield batch, tokens, "prefill", us, moved, name
 
 
 def compile_share(parts, index):
@@ -184,8 +187,8 @@ def main():
                     "schedule": schedule,
                     "us": round(us, 2),
                     "bytes": moved,
-                    "gb_per_s": round(moved / us / 1e3) if moved else None,
-                    "copy_share": round(moved / (us * 1e-6) / copy, 3) if moved else None,
+                    "gb_per_s": round(moved / us / 1e3),
+                    "copy_share": round(moved / (us * 1e-6) / copy, 3),
                     "peer": peer,
                 }
                 rows.write(json.dumps(row) + "\n")

@@ -6,6 +6,7 @@
 // replays; `once` makes two plain calls of each row for a profiler. Peers: peers.py, part
 // `prefill`.
 #include "prefill_case.cuh"
+#include "timing.cuh"
 
 namespace {
 
@@ -130,7 +131,7 @@ std::vector<PrefillCase> rows_to_time() {
           {"kda bf16 4", "int8", kVector, 32, 32, four, kBf16, 0.05f, 0.0f, true, true}};
 }
 
-int time_row(const PrefillCase& c, std::FILE* out) {
+int time_row(const PrefillCase& c, double copy, std::FILE* out) {
   PrefillRun run(c, kBf16);
   cudaStream_t stream;
   REQUIRE(cudaStreamCreate(&stream));
@@ -163,13 +164,14 @@ int time_row(const PrefillCase& c, std::FILE* out) {
   const double gate_bytes = c.decay != kVector ? 4.0 : c.bf16_gates ? 256.0 : 512.0;
   const double bytes = static_cast<double>(run.rows(c.v_heads)) * (row_bytes + gate_bytes + 4.0) +
                        static_cast<double>(run.layout.state_bytes) * run.batch;
+  const double rate = bytes / (us * 1e-6) / 1e9;
   char line[400];
   std::snprintf(line, sizeof line,
                 "{\"family\":\"%s\",\"state\":\"%s\",\"rank\":4,\"window\":16,\"heads\":%d,"
                 "\"batch\":%d,\"tokens\":%d,\"schedule\":\"prefill\",\"us\":%.1f,\"bytes\":%.0f,"
-                "\"gb_per_s\":%.0f,\"copy_share\":0,\"peer\":false,\"variant\":\"prefill, %s\"}",
+                "\"gb_per_s\":%.0f,\"copy_share\":%.3f,\"peer\":false,\"variant\":\"prefill, %s\"}",
                 c.decay == kVector ? "kda" : "gdn", c.format, c.v_heads, run.batch, c.lengths[0],
-                us, bytes, bytes / (us * 1e-6) / 1e9, c.type == kBf16 ? "bf16" : "fp32");
+                us, bytes, rate, rate / copy, c.type == kBf16 ? "bf16" : "fp32");
   std::printf("%s  fastest %.1f%s\n", line, static_cast<double>(times.front()),
               run.faults() != 0 ? "  FAULTY" : "");
   std::fflush(stdout);
@@ -202,10 +204,12 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: prefill check | time ROWS.JSONL [SUBSTRING] | once SUBSTRING\n");
     return 2;
   }
+  const double copy = copy_bandwidth();
+  std::printf("copy %.0f GB/s\n", copy);
   int faults = 0;
   for (const PrefillCase& c : rows_to_time()) {
     if (argc == 4 && std::strstr(c.name, argv[3]) == nullptr) continue;
-    faults += time_row(c, out);
+    faults += time_row(c, copy, out);
   }
   std::fclose(out);
   return faults != 0;
