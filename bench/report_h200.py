@@ -38,6 +38,19 @@ PARTS = (
     ("run", "run"),
 )
 
+# What folds cost: a step with them over a step without.
+FOLDS = (
+    ("what", "state"),
+    ("batch", "batch"),
+    ("tokens", "tokens"),
+    ("us", "us"),
+    ("without folds", "without_us"),
+    ("over it", "ratio"),
+    ("fastest phase", "fastest_us"),
+    ("slowest phase", "slowest_us"),
+    ("run", "run"),
+)
+
 PREFILL = (
     ("what", "state"),
     ("activations", "variant"),
@@ -60,7 +73,9 @@ def text(row, key):
         return f"{value / 1e6:.1f} M"
     if key == "variant" and value.startswith("prefill"):
         return value.split(",")[1].strip()
-    if key in ("us", "slowest_us"):
+    if key == "ratio":
+        return f"{value:.2f}"
+    if key in ("us", "slowest_us", "fastest_us", "without_us"):
         return f"{value:.1f}"
     if key == "state":
         if row["peer"]:
@@ -69,7 +84,8 @@ def text(row, key):
         dims = ""
         if "k_dim" in row and row["variant"].split(",")[0] == "cuda":
             dims = f", {row['k_dim']} x {row['v_dim']}"
-        return f"{row['family']} `{value}` (rank {row['rank']}{decays}{dims})"
+        heads = f", {row['heads']} heads" if row["heads"] != 32 else ""
+        return f"{row['family']} `{value}` (rank {row['rank']}{decays}{dims}{heads})"
     return str(value)
 
 
@@ -79,6 +95,22 @@ def table(rows, columns=COLUMNS):
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(text(row, key) for key in keys) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def with_and_without_folds(rows):
+    """Staggered rows of the library whose decode alone was timed in the same run."""
+
+    def case(row):
+        return tuple(
+            row.get(key) for key in ("family", "state", "batch", "tokens", "decays", "run")
+        )
+
+    alone = {case(row): row["us"] for row in rows if " decode alone" in row.get("variant", "")}
+    return [
+        {**row, "without_us": alone[case(row)], "ratio": row["us"] / alone[case(row)]}
+        for row in rows
+        if row.get("variant") == "library" and row["schedule"] == "staggered" and case(row) in alone
+    ]
 
 
 OURS = {
@@ -112,6 +144,7 @@ def speedups(rows):
 
 
 def plot(ratios, path):
+    mpl.rcParams["svg.hashsalt"] = "h200"  # the same plot is the same file
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     for name, points in sorted(ratios.items()):
         batches = sorted(points)
@@ -155,6 +188,8 @@ def main():
         ),
         "## The library",
         table(library),
+        "## Folds: steps with staggered folds, and decode alone",
+        table(with_and_without_folds(rows), FOLDS),
         "## Plain states, BF16 and FP32 (kernels of their own)",
         table(plain),
         "## General kernels: any layout, not tuned",
