@@ -217,29 +217,25 @@ struct SmallHead : Head<false, 2, true, false> {
     const float4 most = *reinterpret_cast<const float4*>(units() + kMost);
     return to_top(__float_as_uint(fmaxf(fmaxf(most.x, most.y), fmaxf(most.z, most.w))), back);
   }
-  // Factors of both vectors' sums of rows.
-  __device__ __forceinline__ float2 factors_of_rows(float4 told, float back) const {
-    const float2 limbs = *reinterpret_cast<const float2*>(units() + kLimbsKey);
-    return make_float2(limbs.x * back * told.x, limbs.y * back * told.y);
-  }
-
-  // Output and correction of the lane's value (`place`). told: the first units; rows, of_rows: sums
-  // of rows and their factors.
+  // Output and correction of the lane's value (`place`). rows: sums of rows, of weights that `back`
+  // brings back from the top.
   __device__ __forceinline__ void finish_value(const Pointers& pointers, int32_t v_head,
-                                               float4 told, float2 rows, float2 of_rows, float step,
-                                               float v, float beta) const {
+                                               float2 rows, float back, float step, float v,
+                                               float beta) const {
     const int32_t* codes = reinterpret_cast<const int32_t*>(scratch + plan.codes - plan.limbs);
     float part[4];
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) part[i] = static_cast<float>(codes[i * plan.words + place]);
+    const float4 told = *reinterpret_cast<const float4*>(units());
+    const float2 of_limbs = *reinterpret_cast<const float2*>(units() + kLimbsKey);
     const float since = units()[kSince];
     const float2 of_codes = *reinterpret_cast<const float2*>(units() + kCodesKey);
     Factors of;
     of.own = told.z;
     of.code_k = of_codes.x * since * told.x;
     of.code_q = of_codes.y * since * told.y;
-    of.row_k = of_rows.x;
-    of.row_q = of_rows.y;
+    of.row_k = of_limbs.x * back * told.x;
+    of.row_q = of_limbs.y * back * told.y;
     float u, o[1];
     correct(of, fmaf(part[1], 65536.0f, part[0]), fmaf(part[3], 65536.0f, part[2]), rows.x, rows.y,
             step, beta, v, &u, &o[0]);

@@ -22,7 +22,6 @@ enum Job { kCodesJob = kReaders, kTailJob, kKeysJob, kCorrectionsJob };
 constexpr int32_t kRowsBarrier = 2;      // of the warps of rows
 constexpr int32_t kSumsBarrier = 3;      // the sums of codes are there
 constexpr int32_t kVerdictBarrier = 4;   // of the warps that check: what they found
-constexpr int32_t kLengthBarrier = 5;    // the key's length is there
 constexpr uint32_t kUnusual = 1u << 31;  // no fault, but not the short way
 
 // Words of a block: faults; the head's base; whether it is the second turn; whether the short way
@@ -175,27 +174,27 @@ __device__ __forceinline__ void fold_one(const Call128& call, const folding_128:
 static __global__ void __launch_bounds__(kThreads, 2)
     small_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Places places) {
   extern __shared__ __align__(128) char block_shared[];
-  char* shared = block_shared;
   const decoding_128::Plan& plan = places.decode;
   const HeadFormat128& format = call.classes[0];
-  auto* words = reinterpret_cast<int32_t*>(shared + places.faults);
-  const auto** at = reinterpret_cast<const char**>(shared + places.addresses);
-  const uint32_t barriers = shared_address(shared + places.barriers);
-  const auto barrier_of = [&](int32_t job) { return barriers + 8 * (job - kCodesJob); };
   if (threadIdx.x < kAddresses) {
     const Way& way = places.ways[threadIdx.x];
     const char* address = static_cast<const char*>(way.at) + block_y() * way.per_sequence +
                           (block_x() >> way.shift) * way.per_head;
-    at[threadIdx.x] = way.at != nullptr ? address : nullptr;
+    reinterpret_cast<const char**>(block_shared + places.addresses)[threadIdx.x] =
+        way.at != nullptr ? address : nullptr;
   }
   if (threadIdx.x == 32) {
-    for (int32_t job = kCodesJob; job <= kCorrectionsJob; ++job) barrier_init(barrier_of(job), 1);
+    for (int32_t i = 0; i < kReaders; ++i) {
+      barrier_init(shared_address(block_shared + places.barriers) + 8 * i, 1);
+    }
+    int32_t* words = reinterpret_cast<int32_t*>(block_shared + places.faults);
     words[kFaults] = words[kAgain] = 0;
     fence_async_shared();
   }
   sync_team();
   // Parameters come from afar the first time: one of each line that is needed below.
   if (threadIdx.x == 32 * kCodesJob) {
+    int32_t* words = reinterpret_cast<int32_t*>(block_shared + places.faults);
     words[kNobody] = format.bits ^ format.fp16_values ^ call.k_heads ^ call.delta_rule ^
                      call.num_state_slots ^ call.batch ^ call.l2norm ^ call.weight_rows ^
                      plan.units ^ places.faults;
@@ -204,7 +203,12 @@ static __global__ void __launch_bounds__(kThreads, 2)
   launch_dependents();
 
 #pragma unroll 1
-  for (;;) {  // again behind a fold, to which nothing in registers is left
+  for (;;) {  // again behind a fold, to which nothing in registers is left: all is worked out anew
+    char* shared = block_shared + fresh_copy(0);
+    auto* words = reinterpret_cast<int32_t*>(shared + places.faults);
+    const auto** at = reinterpret_cast<const char**>(shared + places.addresses);
+    const uint32_t barriers = shared_address(shared + places.barriers);
+    const auto barrier_of = [&](int32_t job) { return barriers + 8 * (job - kCodesJob); };
     const int32_t thread = fresh_copy(static_cast<int32_t>(threadIdx.x));
     const int32_t sequence = block_y();
     const int32_t v_head = block_x();
@@ -303,33 +307,34 @@ static __global__ void __launch_bounds__(kThreads, 2)
         bulk_copy(to + front + 256u * run, rows, 256u * (count - run), barrier);
       }
     }
-    bool unusual;
-    if (warp < kReaders || warp == kCorrectionsJob) {
-      if (warp == kCorrectionsJob && reads && !again) {
-        found |= check_slots(call, s, lane, 32);
+    if (warp == kCodesJob) head.put_limbs(k, q);
+    if (warp == kTailJob) {
+      head.write_factors(of_record, records, format, head.factors(), head.units());
+    }
+    if (warp == kCorrectionsJob && reads && !again) {
+      found |= check_slots(call, s, lane, 32);
 #pragma unroll 1
-        for (int32_t h = lane; h < call.v_heads; h += 32) {
-          if (h >= 32) base = *reinterpret_cast<const volatile int32_t*>(bases + h);
-          found |= check_position(call, s, base);
-          if (h == v_head) {
-            words[kBase] = base;
-            if (base != first) found |= kUnusual;
-          }
+      for (int32_t h = lane; h < call.v_heads; h += 32) {
+        if (h >= 32) base = *reinterpret_cast<const volatile int32_t*>(bases + h);
+        found |= check_position(call, s, base);
+        if (h == v_head) {
+          words[kBase] = base;
+          if (base != first) found |= kUnusual;
         }
       }
-      unusual = threads_any(kVerdictBarrier, 32 * (kReaders + 1), found != 0);
-      if (unusual && found != 0) atomicOr(reinterpret_cast<uint32_t*>(words + kFaults), found);
-      if (warp == kCorrectionsJob && lane == 0) words[kVerdict] = unusual;
-    } else if (warp == kCodesJob) {
-      head.put_limbs(k, q);
-    } else if (warp == kTailJob) {
-      head.write_factors(of_record, records, format, head.factors(), head.units());
+    }
+    // What is not usual: voted by those who look for it, told to the other warps of rows.
+    uint32_t unusual = 0;
+    if (warp < kReaders || warp == kCorrectionsJob) {
+      if (found != 0) atomicOr(reinterpret_cast<uint32_t*>(words + kFaults), found);
+      unusual = threads_any(kVerdictBarrier, 32 * (kReaders + 1), found != 0) ? 1u : 0u;
+      if (warp == kCorrectionsJob && lane == 0) words[kVerdict] = static_cast<int32_t>(unusual);
     }
     if (warp >= kReaders) {
       sync_threads(kRowsBarrier, kThreads / 2);
-      unusual = words[kVerdict] != 0;
+      unusual = static_cast<uint32_t>(words[kVerdict]);
     }
-    if (unusual) {
+    if (unusual != 0) {
       sync_team();
       const uint32_t faults = s.alive ? static_cast<uint32_t>(words[kFaults]) & ~kUnusual : s.fault;
 #pragma unroll 1
@@ -356,17 +361,14 @@ static __global__ void __launch_bounds__(kThreads, 2)
       head.read_block(k, q, warp,
                       reinterpret_cast<uint32_t*>(shared + places.planes + warp * kPlaneBytes),
                       barrier_of(kTailJob), barrier_of(kCodesJob), parity, format);
+      if (warp == 1) head.put_lengths(k, q, decay);
       arrive_threads(kSumsBarrier, kThreads);
-      if (warp == 0) {
-        sync_threads(kLengthBarrier, 64);
+      if (warp == 1) {
+        __syncwarp();
         head.store_key(pointers, v_head, k, decay);
       }
-      if (v_head == 0 && thread == 32) call.status[sequence] = LEAPQUANT_OK;
+      if (v_head == 0 && thread == 0) call.status[sequence] = LEAPQUANT_OK;
       return;
-    }
-    if (warp == kKeysJob) {
-      head.put_lengths(k, q, decay);
-      arrive_threads(kLengthBarrier, 64);
     }
     barrier_wait(barrier_of(kTailJob), parity);
     float step[1];
@@ -375,14 +377,11 @@ static __global__ void __launch_bounds__(kThreads, 2)
     head.weigh_tiles(warp - kReaders, records, format);
     barrier_wait(barrier_of(kCorrectionsJob), parity);
     sync_threads(kRowsBarrier, kThreads / 2);
-    const float4 lengths = *reinterpret_cast<const float4*>(head.units());
     float back;
     const float top = head.top_of_weights(&back);
     const float2 sums = head.sum_values(warp - kReaders, records, top, format);
-    const float2 of_rows = head.factors_of_rows(lengths, back);
     sync_threads(kSumsBarrier, kThreads);
-    head.finish_value(pointers, v_head, lengths, sums, of_rows, step[0],
-                      __uint_as_float(v_raw << 16), beta);
+    head.finish_value(pointers, v_head, sums, back, step[0], __uint_as_float(v_raw << 16), beta);
     return;
   }
 }
