@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kThreads128<Kind, kGroups>, 1)
   if (threadIdx.x == 0) {
     for (uint32_t& faults : memory.faults) faults = 0;
     for (int32_t i = 0; i < kCount; ++i) {
-      barrier_init(shared_address(&memory.full[i]), Kind::kUnitWarps);
-      barrier_init(shared_address(&memory.empty[i]), kStateWarps);
+      barrier_init(shared_address(&memory.full[i]), 32 * Kind::kUnitWarps);
+      barrier_init(shared_address(&memory.empty[i]), 32 * kStateWarps);
     }
   }
   for (int32_t i = 0; i < kCount; ++i) Kind::clear(&memory.stages[i]);
@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kThreads128<Kind, kGroups>, 1)
                                barrier_sleep(shared_address(&memory.empty[place]),
                                              static_cast<uint32_t>(round - 1) & 1);
                              });
-      if (at.lane == 0) barrier_arrive(shared_address(&memory.full[place]));
+      // Every lane: tools that look for races do not carry __syncwarp() on to one lane's arrival.
+      barrier_arrive(shared_address(&memory.full[place]));
     }
     tell_faults_of_warp(call, at, found);
     return;
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kThreads128<Kind, kGroups>, 1)
     barrier_wait(shared_address(&memory.full[place]), static_cast<uint32_t>(round) & 1);
     Kind::advance(call, at, chunk, column, &memory.stages[place], s, &memory.faults[warp]);
     __syncwarp();
-    if (at.lane == 0) barrier_arrive(shared_address(&memory.empty[place]));
+    barrier_arrive(shared_address(&memory.empty[place]));
   }
   move_state<kDim, true>(kept, call.v_dim, at.lane, s);
   __syncwarp();
