@@ -5,11 +5,11 @@
 #pragma once
 
 #include "core/numeric.h"
-#include "cuda/fold_fit_few_128.cuh"
+#include "cuda/fold_fit_mixed_128.cuh"
 
 namespace leapquant::cuda::folding_128 {
 
-struct Fold : FoldFitFew {
+struct Fold : FoldFitMixed {
   // x / c rounded to nearest, from y = 1 / c rounded: the quotient x y is within 1.5 units, the
   // step that corrects it errs by 1.75 2^-47 at most (of x, c in 1 .. 2), and of all quotients that
   // near to the middle of two numbers, 70 million, none comes out wrong (tried one by one).

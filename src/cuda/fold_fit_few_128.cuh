@@ -90,16 +90,6 @@ struct FoldFitFew : FoldFit {
     }
   }
 
-  // The fit that suits the format. `meanwhile()` runs once, where it keeps nobody waiting if there
-  // is such a place.
-  template <typename Meanwhile>
-  __device__ __forceinline__ uint32_t fit_any(State* s, bool zero,
-                                              const Meanwhile& meanwhile) const {
-    if (rank() > 0 && few()) return fit_few(s, meanwhile);
-    meanwhile();
-    return rank() > 0 ? fit(s, zero) : 0u;
-  }
-
   // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
   // memory.
   template <typename Meanwhile>

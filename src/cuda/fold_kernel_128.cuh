@@ -30,14 +30,18 @@ __host__ __device__ constexpr int32_t team_bytes(const Plan& plan) {
   return (plan.list + kChunk * kItemBytes + 32 + 127) & ~127;
 }
 
-// The places that a call's folds have in a team's shared memory. Records have one unless a
-// multiprocessor had room for one team only then.
+// The places that a call's folds have in a team's shared memory. Records and the next head's state
+// have some unless a multiprocessor had room for one team only then.
 inline Plan plan_for(const Call128& call, bool vector) {
   constexpr int32_t kRoom = 227 * 1024 / kMostTeams;
-  const Plan staged = plan_for(call, call.ring_tokens, true, vector ? 512 : 0);
-  if (team_bytes(staged) <= kRoom) return staged;
-  const Plan plan = plan_for(call, call.ring_tokens, true, vector ? 512 : 0, false);
-  return team_bytes(plan) <= kRoom ? plan : staged;
+  const int32_t decays = vector ? 512 : 0;
+  for (const bool staged : {true, false}) {
+    for (const bool turns : {true, false}) {
+      const Plan plan = plan_for(call, call.ring_tokens, turns, decays, staged);
+      if (team_bytes(plan) <= kRoom) return plan;
+    }
+  }
+  return plan_for(call, call.ring_tokens, false, decays);
 }
 
 // Vector decays of a head's records in FP32 into shared memory, a record a warp.
@@ -248,7 +252,7 @@ struct Turns {
       const int32_t records = item.boundary - item.base;
       const bool more = i + 1 < count;
       const HeadFormat128& format = kPlain ? call.classes[0] : format_of(call, item.v_head);
-      const Fold fold = {{{{{call, plan, format, shared, turn, thread}}}}};
+      const Fold fold = {{{{{{{call, plan, format, shared, turn, thread}}}}}}};
       // Moves the last head's base, and lets copies go where it was.
       const auto copy_next = [&] {
         release(&sent);

@@ -11,10 +11,10 @@ namespace leapquant::cuda::folding_128 {
 
 struct FoldProducts : FoldState {
   // d += S columns, from high parts at `row` (address of a lane's row of 8 columns, 16 bytes of the
-  // lane's matrix included), and with kLows their low parts. d[0], d[1]: the warp's key g of tile
-  // 0, columns 2 t and 2 t + 1; d[2], d[3]: of tile 1.
+  // lane's matrix included), and with kLows, where `lows` says so, their low parts. d[0], d[1]: the
+  // warp's key g of tile 0, columns 2 t and 2 t + 1; d[2], d[3]: of tile 1.
   template <bool kLows>
-  __device__ __forceinline__ void times(uint32_t row, float (&d)[4]) const {
+  __device__ __forceinline__ void times(uint32_t row, float (&d)[4], bool lows = true) const {
     const uint32_t state = matrix() + ((lane() & 7) + 8 * (lane() >> 4)) * kMatrixRow +
                            32 * warp() + 16 * ((lane() >> 3) & 1);
     float e[4] = {};
@@ -26,7 +26,7 @@ struct FoldProducts : FoldState {
       load_matrices_transposed(c, state + (32 * i + 16) * kMatrixRow);
       mma_fp16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
       mma_fp16(e, c[0], c[1], c[2], c[3], b[2], b[3]);
-      if constexpr (kLows) {
+      if (kLows && lows) {
         load_matrices(l, row + 64 * i + kLowAt);
         mma_fp16(d, a[0], a[1], a[2], a[3], l[0], l[1]);
         mma_fp16(e, c[0], c[1], c[2], c[3], l[2], l[3]);

@@ -52,8 +52,8 @@ constexpr int32_t kColumnsAt = 3072;
 // what follows the codes in a boundary state; the codes; the rows of the rebuild (records, then
 // compensators); records as they lie in the window; vector decays. The FP16 copy of the state lies
 // over codes and rows while neither is there: after the rebuild, before the codec. With `turns`
-// (few compensators) there is a second place for codes, behind the rows, and one for what follows
-// them: the next fold's arrive while this fold's are in use.
+// there is a second place for codes, behind the rows, and one for what follows them: the next
+// fold's arrive while this fold's are in use.
 struct Plan {
   int32_t gram, tails, tail_bytes, codes, code_bytes, codes_apart, rows, records, decays, list;
   int32_t turns;
@@ -83,7 +83,7 @@ __host__ __device__ constexpr Plan plan_of(int32_t payload, int32_t tail, int32_
   return p;
 }
 
-// The places that serve all of a call's formats. turns: allowed, where compensators are few.
+// The places that serve all of a call's formats.
 inline Plan plan_for(const Call128& call, int32_t records, bool turns, int32_t decay_row,
                      bool staged = true) {
   int32_t rank = 0;
@@ -94,7 +94,6 @@ inline Plan plan_for(const Call128& call, int32_t records, bool turns, int32_t d
     rank = larger(rank, f.num_fp16 + f.num_int8 + f.num_int4);
     payload = larger(payload, 2048 * f.bits);
     tail = larger(tail, f.bytes - 2048 * f.bits);
-    turns = turns && f.num_fp16 <= 4 && f.num_int8 + f.num_int4 == 0;
   }
   return plan_of(payload, tail, records, rank, turns, decay_row, staged);
 }

@@ -59,7 +59,7 @@ __device__ __forceinline__ void encode_head(const Call128& call, const Plan& pla
                                             bool fresh) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const HeadFormat128& format = format_of(call, v_head);
-  const Fold fold = {{{{{call, plan, format, shared, 0, thread}}}}};
+  const Fold fold = {{{{{{{call, plan, format, shared, 0, thread}}}}}}};
   leapquant_health* health =
       call.health != nullptr ? call.health + int64_t{slot} * call.v_heads + v_head : nullptr;
   if (health != nullptr && fresh && thread == 0) *health = leapquant_health{};

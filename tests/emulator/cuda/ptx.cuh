@@ -99,9 +99,9 @@ inline float rsqrt_fast(float x) { return static_cast<float>(1.0 / std::sqrt(dou
 
 // ---- Matrix units ----
 
-// D[16, 8] = A[16, kDepth] B[kDepth, 8] + C of FP16 operands. Products are exact, and their sum
-// with C is cut to FP32, as the units cut; these keep fewer bits while they sum.
-template <int kDepth>
+// D[16, 8] = A[16, kDepth] B[kDepth, 8] + C of FP16 or BF16 operands. Products are exact, and their
+// sum with C is cut to FP32, as the units cut; these keep fewer bits while they sum.
+template <int kDepth, float (*kEntry)(uint32_t, int) = half_of>
 void multiply(emulator::WarpWords& words) {
   constexpr int kLeft = kDepth / 4;  // words of A, then of B, then C
   constexpr int kSum = kLeft + kDepth / 8;
@@ -112,9 +112,9 @@ void multiply(emulator::WarpWords& words) {
     for (int e = 0; e < 2; ++e) {
       const int k = 2 * (lane % 4) + e;
       for (int i = 0; i < kLeft; ++i) {
-        left[g + 8 * (i % 2)][k + 8 * (i / 2)] = half_of(words[lane][i], e);
+        left[g + 8 * (i % 2)][k + 8 * (i / 2)] = kEntry(words[lane][i], e);
       }
-      for (int i = 0; i < kDepth / 8; ++i) right[g][k + 8 * i] = half_of(words[lane][kLeft + i], e);
+      for (int i = 0; i < kDepth / 8; ++i) right[g][k + 8 * i] = kEntry(words[lane][kLeft + i], e);
     }
   }
   for (int lane = 0; lane < 32; ++lane) {
@@ -143,6 +143,18 @@ inline void mma_fp16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint3
                          {a0, a1, a2, a3, b0, b1, __float_as_uint(d[0]), __float_as_uint(d[1]),
                           __float_as_uint(d[2]), __float_as_uint(d[3])},
                          multiply<16>),
+      d);
+}
+inline float bf16_of(uint32_t pair, int i) {
+  return std::bit_cast<float>(i == 0 ? pair << 16 : pair & 0xffff0000u);
+}
+inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                     uint32_t b1) {
+  take_floats(
+      emulator::together("product of BF16 ",
+                         {a0, a1, a2, a3, b0, b1, __float_as_uint(d[0]), __float_as_uint(d[1]),
+                          __float_as_uint(d[2]), __float_as_uint(d[3])},
+                         multiply<16, bf16_of>),
       d);
 }
 inline void mma_fp16_of(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0, const float (&c)[4]) {
@@ -239,6 +251,22 @@ void store(emulator::WarpWords& words) {
       }
     }
   }
+}
+inline uint32_t transpose_matrix(uint32_t pair) {
+  const auto& all = emulator::together("transposition ", {pair}, [](emulator::WarpWords& words) {
+    uint32_t pairs[32];
+    for (int lane = 0; lane < 32; ++lane) pairs[lane] = words[lane][0];
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4;
+      uint32_t result = 0;
+      for (int e = 0; e < 2; ++e) {
+        const int row = 2 * (lane % 4) + e;
+        result |= (pairs[4 * row + g / 2] >> (16 * (g % 2)) & 0xffffu) << (16 * e);
+      }
+      words[lane][0] = result;
+    }
+  });
+  return all[emulator::lane()][0];
 }
 inline void load_matrices(uint32_t (&r)[4], uint32_t row) { load_four<false>(r, row); }
 inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) { load_four<true>(r, row); }
