@@ -18,9 +18,9 @@ mkdir -p "$results"
 if [[ "$part" != tasks ]]; then
   bench=("$tool" bench model --shape qwen3.5-9b --random-weights --device cuda --json)
   {
-    "${bench[@]}" --batch 1,64,256 --steps 32 \
+    "${bench[@]}" --batch 1,8,64,256 --steps 32 \
       --state fp32,bf16,bf16:window=16:stagger=1,int8,int8:stagger=1,int4+:stagger=1
-    "${bench[@]}" --batch 512 --context 2048 --steps 16 --state fp32,int8:stagger=1
+    "${bench[@]}" --batch 512 --context 2048 --steps 16 --state fp32,bf16,int8:stagger=1
   } >"$results/h200_model.jsonl"
 fi
 if [[ "$part" == steps ]]; then exit 0; fi
