@@ -107,8 +107,7 @@ int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t
   const int32_t rank = f.num_fp16 + f.num_int8 + f.num_int4;
   // Microseconds: of two folds at once on a multiprocessor; of one multiprocessor for a head; of
   // the whole call's bytes.
-  const bool few = f.num_fp16 == rank && rank <= 4;
-  const double fold = (few ? 11.4 + 1.1 * rank : 18.5 + 1.5 * rank) + (vector ? 2.0 : 0.0);
+  const double fold = (rank <= 16 ? 13.8 + 0.5 * rank : 18.5 + 1.5 * rank) + (vector ? 2.0 : 0.0);
   const double head = (vector ? 0.86 : 0.54) * call.tokens;
   const double bytes = total * (call.boundary_bytes + 5000.0) * 0.28e-6;
   const auto folds = [&](int32_t on) { return std::ceil(due / (2 * on)) * fold; };
