@@ -14,8 +14,10 @@ namespace {
 using cuda_test::gdn_128;
 using cuda_test::kda_128;
 
-// The fit of few FP16 columns, of many, of those in 8 and 4 bits, and of none.
-constexpr const char* kFormats[] = {"int8", "int4+", "4:r=20", "4h:r=2:i8=3:i4=5", "6:r=0"};
+// Fits of few FP16 columns, of some, of those in 8 and 4 bits, few and many, of many in FP16, and
+// of none.
+constexpr const char* kFormats[] = {"int8", "int4", "int8+", "int4+", "4:r=20", "4h:r=2:i8=3:i4=5",
+                                    "6:r=0"};
 constexpr int32_t kStep = 8;  // tokens a call
 
 TEST(EdgeHeadsEmulator, FoldAsTheReference) {
