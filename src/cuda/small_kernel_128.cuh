@@ -323,21 +323,14 @@ static __global__ void __launch_bounds__(kThreads, 2)
         }
       }
     }
-    // What is not usual: voted by those who look for it, told to the other warps of rows. Their
-    // barrier stands in a branch of its own: compiled to a predicate, racecheck would count the
-    // warps that pass it by.
+    // What is not usual: voted by those who look for it, told to the other warps of rows.
     uint32_t unusual = 0;
-    const auto vote = [&] {
+    if (warp < kReaders || warp == kCorrectionsJob) {
       if (found != 0) atomicOr(reinterpret_cast<uint32_t*>(words + kFaults), found);
-      return threads_any(kVerdictBarrier, 32 * (kReaders + 1), found != 0) ? 1u : 0u;
-    };
-    if (warp < kReaders) {
-      unusual = vote();
-    } else {
-      if (warp == kCorrectionsJob) {
-        unusual = vote();
-        if (lane == 0) words[kVerdict] = static_cast<int32_t>(unusual);
-      }
+      unusual = threads_any(kVerdictBarrier, 32 * (kReaders + 1), found != 0) ? 1u : 0u;
+      if (warp == kCorrectionsJob && lane == 0) words[kVerdict] = static_cast<int32_t>(unusual);
+    }
+    if (warp >= kReaders) {
       sync_threads(kRowsBarrier, kThreads / 2);
       unusual = static_cast<uint32_t>(words[kVerdict]);
     }
