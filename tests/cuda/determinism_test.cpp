@@ -262,6 +262,46 @@ TEST(Determinism, FewHeadsAFewSteps) {
   }
 }
 
+// O1: a hundred runs over a boundary, of few and of many heads.
+TEST(Determinism, AHundredRepeats) {
+  const Setting settings[] = {{gdn(16, 32), "int8", 1, true},
+                              {gdn(2, 4), "int4+:stagger=1", 1, true},
+                              {kda(2), "int8+:stagger=1:decay=fp16", 2, true}};
+  for (const Setting& setting : settings) {
+    const Tokens tokens = conformance::random_tokens(setting.shape, 20, 8498);
+    for (const int32_t batch : {1, 24}) {
+      SCOPED_TRACE(std::string(setting.format) + ", batch " + std::to_string(batch));
+      DeviceLayer layer(setting.shape, setting.format, batch, batch);
+      layer.use_bf16_rows();
+      std::vector<int32_t> slots(static_cast<size_t>(batch));
+      std::iota(slots.begin(), slots.end(), 0);
+      std::vector<float> expected;
+      std::vector<uint8_t> expected_slot;
+      for (int32_t repeat = 0; repeat < 100; ++repeat) {
+        layer.reset(slots);
+        std::vector<float> all;
+        for (int32_t t = 0; t < 20; t += setting.tokens) {
+          std::vector<Row> rows;
+          Tokens packed;
+          for (const int32_t slot : slots) {
+            rows.push_back({slot, t, setting.tokens});
+            conformance::append(&packed, conformance::slice(tokens, t, setting.tokens));
+          }
+          const std::vector<float> o = layer.decode(rows, packed, setting.tokens);
+          all.insert(all.end(), o.begin(), o.end());
+        }
+        const std::vector<uint8_t> slot = layer.slot_bytes(batch - 1);
+        if (repeat == 0) {
+          expected = all;
+          expected_slot = slot;
+        }
+        ASSERT_TRUE(same_bits(all, expected)) << repeat;
+        ASSERT_TRUE(slot == expected_slot) << repeat;
+      }
+    }
+  }
+}
+
 // A layer of 32 heads at the sizes of a server, on the backend that serves it there: batch 64 and
 // 512 against sequences alone.
 TEST(Determinism, LargeBatchesOfALayer) {

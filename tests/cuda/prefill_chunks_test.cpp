@@ -47,9 +47,10 @@ Result prefill(const leapquant_shape& shape, const char* format, const Tokens& t
   }
   layer.reset(slots);
   for (int32_t t = 0; t < start; ++t) {
-    for (int32_t i = 0; i < batch; ++i) {
-      layer.decode({{i, t, 1}}, conformance::slice(earlier, t, 1));
-    }
+    std::vector<Row> rows;
+    for (const int32_t slot : slots) rows.push_back({slot, t, 1});
+    layer.decode(rows, tokens_at(std::vector<const Tokens*>(slots.size(), &earlier),
+                                 std::vector<int32_t>(slots.size(), t)));
   }
   DeviceArray<int32_t> slot_list, position_list, offset_list, status;
   slot_list.put(slots);
@@ -167,6 +168,32 @@ TEST(PrefillChunks, AgreeWithColumns) {
     EXPECT_NE(chunks.outputs, columns.outputs) << "both went the same way";
     for (size_t i = 0; i < lengths.size(); ++i) {
       EXPECT_LE(relative(chunks.states[i], columns.states[i]), kBar) << "length " << lengths[i];
+    }
+  }
+}
+
+// H2, H3: the lengths of those cases side by side, from every fill of the window.
+TEST(PrefillChunks, AnyLengthAtAnyOffset) {
+  const std::vector<int32_t> lengths = {1,  2,  15, 16, 17, 31, 32,  33,
+                                        47, 48, 63, 64, 0,  65, 130, 256};
+  for (const leapquant_decay decay : {LEAPQUANT_DECAY_SCALAR, LEAPQUANT_DECAY_VECTOR}) {
+    const leapquant_shape shape = conformance::make_shape(1, 2, 128, 128, decay);
+    const Tokens tokens = bf16_tokens(shape, 820, 7710);
+    const Tokens earlier = conformance::random_tokens(shape, 15, 7711);
+    for (int32_t start = 0; start < 16; ++start) {
+      SCOPED_TRACE("decay " + std::to_string(decay) + ", start " + std::to_string(start));
+      const Result chunks = prefill(shape, "fp32", tokens, earlier, start, lengths, true);
+      const Result columns = prefill(shape, "fp32", tokens, earlier, start, lengths, false);
+      EXPECT_NE(chunks.outputs, columns.outputs) << "both went the same way";
+      auto a = chunks.outputs.begin();
+      auto b = columns.outputs.begin();
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        const auto size = static_cast<std::ptrdiff_t>(lengths[i]) * 256;
+        EXPECT_LE(relative({a, a + size}, {b, b + size}), kBar) << "length " << lengths[i];
+        EXPECT_LE(relative(chunks.states[i], columns.states[i]), kBar) << "length " << lengths[i];
+        a += size;
+        b += size;
+      }
     }
   }
 }
