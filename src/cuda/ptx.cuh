@@ -38,7 +38,8 @@ __device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, u
       "{\n"
       ".reg .b64 once;\n"
       "createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], once;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], once;\n"
       "}\n" ::"r"(shared),
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
