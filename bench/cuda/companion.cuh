@@ -22,7 +22,8 @@ enum class Work {
   kCode48,
   kCode64,
   kCode96,
-  kStream,     // two warps that read memory, eight words of 16 bytes on their way each
+  kStream,     // two warps that read memory, eight words of 16 bytes a lane on their way
+  kReads,      // twelve such warps, the whole multiprocessor
   kParameters  // two warps that read 2 KB of parameters
 };
 
@@ -55,7 +56,8 @@ template <Work kWork>
 __global__ void companion(const volatile int* stop, const uint4* memory, int64_t words,
                           const __grid_constant__ Parameters parameters, float* sink) {
   float x[1] = {static_cast<float>(threadIdx.x)};
-  int64_t at = int64_t{blockIdx.x} * 4096 + threadIdx.x;
+  const int64_t ahead = blockDim.x;
+  int64_t at = int64_t{blockIdx.x} * 8 * ahead + threadIdx.x;
   while (true) {
     // One lane asks, seldom, and in device memory: many reads of the host's hold up all fences.
     int ends = 0;
@@ -69,15 +71,15 @@ __global__ void companion(const volatile int* stop, const uint4* memory, int64_t
     } else if constexpr (kilobytes_of(kWork) > 0) {
       const int warp = static_cast<int>(threadIdx.x) / 32;
       run_through<kilobytes_of(kWork)>(x, __shfl_sync(~0u, warp % kCodeParts, 0), 2);
-    } else if constexpr (kWork == Work::kStream) {
+    } else if constexpr (kWork == Work::kStream || kWork == Work::kReads) {
 #pragma unroll 1
       for (int i = 0; i < 64; ++i) {
         uint4 got[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) got[j] = __ldcs(memory + (at + 64 * j) % words);
+        for (int j = 0; j < 8; ++j) got[j] = __ldcs(memory + (at + ahead * j) % words);
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[0] += __uint_as_float(got[j].x ^ got[j].w);
-        at += 512 * 132;
+        at += 8 * ahead * 132;
       }
     } else if constexpr (kWork == Work::kParameters) {
 #pragma unroll
@@ -132,6 +134,9 @@ class Beside {
         break;
       case Work::kStream:
         start<Work::kStream>(blocks, 2, 0);
+        break;
+      case Work::kReads:
+        start<Work::kReads>(blocks, 12, whole);
         break;
       case Work::kParameters:
         start<Work::kParameters>(blocks, 2, 0);

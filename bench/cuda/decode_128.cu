@@ -240,6 +240,13 @@ int time_all(const char* path, const char* which) {
       rows.push_back({"int8", S, 0, 512, 1, false, 1, 6 * 66, false, false, 32, work, 66});
     }
   }
+  if (w == "first") {  // what a call's first folds cost more than its later ones, beside what
+    for (const Work work : {Work::kOccupy, Work::kReads, Work::kCode32}) {
+      for (const int batch : {64, 128, 256, 512}) {
+        rows.push_back({"int8", S, 0, batch, 1, true, 1, 0, false, true, 32, work, 66, 64});
+      }
+    }
+  }
   if (w == "parts") {  // of the device: decode, then folds, on fewer multiprocessors
     for (const int free : {132, 108, 88, 66, 44}) {
       rows.push_back(
@@ -327,7 +334,7 @@ int main(int argc, char** argv) {
   std::fprintf(
       stderr,
       "usage: decode_128 check | time ROWS.JSONL [all | table | main | small | decode | folds |\n"
-      "       beside | parts | companions | code | shape | drafts | kda | nofold | one | tiny | "
-      "few]\n");
+      "       beside | parts | companions | code | first | shape | drafts | kda | nofold | one |\n"
+      "       tiny | few]\n");
   return 2;
 }
