@@ -98,7 +98,8 @@ double smoothing(const Encoded& e, int32_t row) {
 // Half a step, c B / (2 Q), is the largest error of an entry: 4-bit half-integers clip their
 // largest magnitudes at half a step beyond the last level, within a quarter of a step by the
 // default ratio (7.75 of 8), so they keep the bound too. FP32 divisions and products round four
-// times: 2^-22 of the entry.
+// times: 2^-22 of the entry. Half-integers' half level is taken off in FP32: an entry within 2^-25
+// of a step of zero is lost in that, and may get the level on zero's other side.
 RC_GTEST_PROP(CodecProperty, ErrorsAreAtMostHalfAStep, ()) {
   const Encoded e = any_encoded();
   RC_ASSERT(e.flags == 0u);
@@ -107,7 +108,34 @@ RC_GTEST_PROP(CodecProperty, ErrorsAreAtMostHalfAStep, ()) {
       const auto entry = static_cast<size_t>(i * e.layout.v_dim + j);
       const double step = smoothing(e, i) * value_scale(e, j) / e.layout.q_max;
       const double x = static_cast<double>(e.residual[entry]);
-      RC_ASSERT(std::fabs(e.decoded[entry] - x) <= 0.5 * step + std::fabs(x) * 0x1p-22 + 1e-36);
+      const double lost = e.layout.format.levels == LEAPQUANT_HALF_INTEGERS ? 0x1p-25 : 0.0;
+      RC_ASSERT(std::fabs(e.decoded[entry] - x) <=
+                (0.5 + lost) * step + std::fabs(x) * 0x1p-22 + 1e-36);
+    }
+  }
+}
+
+// The entries that are lost beside half a level, on either side of zero: a level of zero's own side
+// or the other, never further.
+TEST(CodecProperty, EntriesNextToZeroTakeOneOfTheTwoLevelsThere) {
+  for (const int32_t bits : {8, 6, 4, 3}) {
+    SCOPED_TRACE(bits);
+    leapquant_format format = LEAPQUANT_INIT(leapquant_format);
+    format.payload_bits = bits;
+    format.levels = LEAPQUANT_HALF_INTEGERS;
+    format.value_scale_type = LEAPQUANT_FP32;
+    format.smoothing = LEAPQUANT_SMOOTHING_NONE;
+    std::vector<float> residual(4 * 4, 1.0f);
+    for (int32_t j = 0; j < 4; ++j) {
+      residual[static_cast<size_t>(4 + j)] = std::ldexp(-1.0f, -24 - 2 * j - bits);
+      residual[static_cast<size_t>(8 + j)] = std::ldexp(1.0f, -24 - 2 * j - bits);
+    }
+    const Encoded e = encode(format, 4, 4, residual);
+    for (size_t entry = 4; entry < 12; ++entry) {
+      const double step = value_scale(e, static_cast<int32_t>(entry % 4)) / e.layout.q_max;
+      EXPECT_NEAR(std::fabs(e.decoded[entry]), 0.5 * step, 1e-6 * step);
+      EXPECT_LE(std::fabs(e.decoded[entry] - static_cast<double>(residual[entry])),
+                (0.5 + 0x1p-25) * step);
     }
   }
 }
