@@ -18,6 +18,18 @@ struct FoldFitMixed : FoldFitEight {
     float2 upper, left, right;
   };
 
+  // Adds 16 x 32 numbers of the state, two operands, times 32 rows of both blocks at `columns`.
+  __device__ __forceinline__ static void add_products(float (&d)[kBlocks][4],
+                                                      const uint32_t (&a)[4],
+                                                      const uint32_t (&c)[4], uint32_t columns) {
+#pragma unroll
+    for (int32_t n = 0; n < kBlocks; ++n) {
+      uint32_t b[4];
+      load_matrices(b, columns + 8 * n * kColumnBytes);
+      mma_fp16(d[n], a[0], a[1], a[2], a[3], b[0], b[1]);
+      mma_fp16(d[n], c[0], c[1], c[2], c[3], b[2], b[3]);
+    }
+  }
   // S columns for the warp's keys, from the columns' high parts; as `times`, for both blocks.
   __device__ __forceinline__ void times_both(float (&d)[kBlocks][4]) const {
     const uint32_t state = matrix() + ((lane() & 7) + 8 * (lane() >> 4)) * kMatrixRow +
@@ -28,13 +40,7 @@ struct FoldFitMixed : FoldFitEight {
       uint32_t a[4], c[4];
       load_matrices_transposed(a, state + 32 * i * kMatrixRow);
       load_matrices_transposed(c, state + (32 * i + 16) * kMatrixRow);
-#pragma unroll
-      for (int32_t n = 0; n < kBlocks; ++n) {
-        uint32_t b[4];
-        load_matrices(b, row + 64 * i + 8 * n * kColumnBytes);
-        mma_fp16(d[n], a[0], a[1], a[2], a[3], b[0], b[1]);
-        mma_fp16(d[n], c[0], c[1], c[2], c[3], b[2], b[3]);
-      }
+      add_products(d, a, c, row + 64 * i);
     }
   }
   // S^T (the FP16 key sides) for the warp's values; as `turn`, for both blocks.
@@ -47,13 +53,7 @@ struct FoldFitMixed : FoldFitEight {
       uint32_t a[4], c[4];
       load_matrices(a, state + 64 * i);
       load_matrices(c, state + 64 * i + 32);
-#pragma unroll
-      for (int32_t n = 0; n < kBlocks; ++n) {
-        uint32_t b[4];
-        load_matrices(b, keys + 64 * i + 8 * n * kColumnBytes);
-        mma_fp16(d[n], a[0], a[1], a[2], a[3], b[0], b[1]);
-        mma_fp16(d[n], c[0], c[1], c[2], c[3], b[2], b[3]);
-      }
+      add_products(d, a, c, keys + 64 * i);
     }
   }
 
