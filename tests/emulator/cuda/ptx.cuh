@@ -136,26 +136,26 @@ void multiply(emulator::WarpWords& words) {
 inline void take_floats(const emulator::WarpWords& words, float (&d)[4]) {
   for (int i = 0; i < 4; ++i) d[i] = std::bit_cast<float>(words[emulator::lane()][i]);
 }
-inline void mma_fp16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                     uint32_t b1) {
+template <float (*kEntry)(uint32_t, int)>
+void add_product(const char* name, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                 uint32_t a3, uint32_t b0, uint32_t b1) {
   take_floats(
-      emulator::together("product of depth 16 ",
+      emulator::together(name,
                          {a0, a1, a2, a3, b0, b1, __float_as_uint(d[0]), __float_as_uint(d[1]),
                           __float_as_uint(d[2]), __float_as_uint(d[3])},
-                         multiply<16>),
+                         multiply<16, kEntry>),
       d);
+}
+inline void mma_fp16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                     uint32_t b1) {
+  add_product<half_of>("product of depth 16 ", d, a0, a1, a2, a3, b0, b1);
 }
 inline float bf16_of(uint32_t pair, int i) {
   return std::bit_cast<float>(i == 0 ? pair << 16 : pair & 0xffff0000u);
 }
 inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                      uint32_t b1) {
-  take_floats(
-      emulator::together("product of BF16 ",
-                         {a0, a1, a2, a3, b0, b1, __float_as_uint(d[0]), __float_as_uint(d[1]),
-                          __float_as_uint(d[2]), __float_as_uint(d[3])},
-                         multiply<16, bf16_of>),
-      d);
+  add_product<bf16_of>("product of BF16 ", d, a0, a1, a2, a3, b0, b1);
 }
 inline void mma_fp16_of(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0, const float (&c)[4]) {
   take_floats(emulator::together("product of depth 8 ",
