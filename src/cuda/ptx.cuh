@@ -31,7 +31,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
-// bytes: a multiple of 16, both addresses 16-byte aligned.
+// bytes: a multiple of 16, both addresses 16-byte aligned. What passes through once: the first to
+// leave the second cache level.
 __device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, uint32_t bytes,
                                           uint32_t barrier) {
   asm volatile(
