@@ -14,6 +14,17 @@ using namespace folding_128;
 
 using Kernel = void (*)(Call128, Plan);
 
+Kernel kernel_of(const Call128& call, bool vector) {
+  if (call.plain) {  // of one format
+    return with_fits_of_one(fits_of(call), [&](auto fits) -> Kernel {
+      return vector ? fold_kernel<true, true, fits()> : fold_kernel<false, true, fits()>;
+    });
+  }
+  return with_fits(fits_of(call), [&](auto fits) -> Kernel {
+    return vector ? fold_kernel<true, false, fits()> : fold_kernel<false, false, fits()>;
+  });
+}
+
 // A launch but for the grid.
 struct Launch {
   Kernel kernel;
@@ -24,8 +35,7 @@ struct Launch {
 // group: blocks of a cluster. Two teams a block, one where shared memory has no room for two.
 cudaError_t prepare(const Call128& call, bool vector, int32_t group, Launch* launch) {
   *launch = {};
-  launch->kernel = vector ? (call.plain ? fold_kernel<true, true> : fold_kernel<true, false>)
-                          : (call.plain ? fold_kernel<false, true> : fold_kernel<false, false>);
+  launch->kernel = kernel_of(call, vector);
   int device = 0;
   int room = 0;
   cudaError_t error = cudaGetDevice(&device);

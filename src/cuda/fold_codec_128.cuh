@@ -5,11 +5,11 @@
 #pragma once
 
 #include "core/numeric.h"
-#include "cuda/fold_fit_mixed_128.cuh"
+#include "cuda/fold_fit_many_128.cuh"
 
 namespace leapquant::cuda::folding_128 {
 
-struct Fold : FoldFitMixed {
+struct Fold : FoldFitMany {
   // x / c rounded to nearest, from y = 1 / c rounded: the quotient x y is within 1.5 units, the
   // step that corrects it errs by 1.75 2^-47 at most (of x, c in 1 .. 2), and of all quotients that
   // near to the middle of two numbers, 70 million, none comes out wrong (tried one by one).
@@ -70,9 +70,11 @@ struct Fold : FoldFitMixed {
   }
 
   // The residual codec, every operation rounded to FP32. *error: sum of squares of what is lost.
-  // `free` runs where some warps wait for others.
-  template <typename Free>
-  __device__ __forceinline__ uint32_t encode(State* s, float* error, const Free& free) const {
+  // `meanwhile` runs where some warps wait for others; kShort: in warps 4 .. 7, while they do, and
+  // the FP16 copy of the state is no longer read when this begins.
+  template <bool kShort, typename Meanwhile>
+  __device__ __forceinline__ uint32_t encode(State* s, float* error,
+                                             const Meanwhile& meanwhile) const {
     uint32_t flags = 0;
     const float scale = at<float>(kScalesAt)[0];
     const float unscale = at<float>(kScalesAt)[1];
@@ -121,10 +123,10 @@ struct Fold : FoldFitMixed {
         }
         m = log8_value(static_cast<uint32_t>(n));
         if ((lane() & 4) == 0) boundary()[format.smoothing_at + key] = static_cast<char>(n);
-        sync_team();
+        if (!kShort) sync_team();
       }
       factor = m * scale;
-    } else {
+    } else if (!kShort) {
       sync_team();
     }
     const float inverse = __frcp_rn(factor);
@@ -153,17 +155,24 @@ struct Fold : FoldFitMixed {
     }
     exchange_maxima<8, 1>(p);
     exchange_maxima<4, 2>(p);
-    float* maxima = reinterpret_cast<float*>(codes());  // [warp][value], before the codes are
-    const int32_t first = (t() & 1) * 8 + (t() >> 1) * 4;
+    // [warp][value], before the codes are. kGap words between 32 values keep lanes in different
+    // banks.
+    constexpr int32_t kGap = kShort ? 8 : 0;
+    constexpr int32_t kMaximaRow = 4 * (32 + kGap);
+    float* maxima = reinterpret_cast<float*>(codes());
+    const int32_t quarter = 2 * (t() & 1) + (t() >> 1);
 #pragma unroll
-    for (int32_t i = 0; i < 4; ++i) maxima[128 * warp() + 8 * (first + i) + g()] = p[i];
+    for (int32_t i = 0; i < 4; ++i) {
+      maxima[kMaximaRow * warp() + (32 + kGap) * quarter + 8 * i + g()] = p[i];
+    }
     sync_team();
     // Scales at which a code can pass the ends of its range: clamped.
     bool clamps = format.half_levels != 0 || format.scale_steps > format.q_max;
     if (thread() < 128) {
-      float amax = maxima[thread()];
+      const float* from = maxima + thread() + kGap * warp();
+      float amax = from[0];
 #pragma unroll
-      for (int32_t w = 1; w < kWarps; ++w) amax = fmaxf(amax, maxima[128 * w + thread()]);
+      for (int32_t w = 1; w < kWarps; ++w) amax = fmaxf(amax, from[kMaximaRow * w]);
       float b = 0.0f;
       if (amax >= 1e-30f) {
         b = format.scale_steps == format.q_max ? amax
@@ -185,9 +194,11 @@ struct Fold : FoldFitMixed {
       }
       at<float2>(kInversesAt)[kInverseRow * (thread() & 7) + (thread() >> 3)] =
           make_float2(b == 0.0f ? 0.0f : __fdiv_rn(format.q_max, b), b * format.inverse_q);
+    } else if (kShort) {
+      meanwhile();
     }
     const bool clamped = sync_team_or(clamps) != 0;
-    free();
+    if (!kShort) meanwhile();
     uint32_t words[4][4];
     if (clamped) {
       *error = round_quotients<false>(*s, c, words);

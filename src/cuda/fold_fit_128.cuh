@@ -189,8 +189,8 @@ struct FoldFit : FoldOrthonormal {
 
   // Fits and stores the compensators; S becomes the residual. Written so that every piece of code
   // appears once: the kernel has to fit the instruction cache. The FP16 copy of S lies in shared
-  // memory.
-  __device__ __forceinline__ uint32_t fit(State* s, bool zero) const {
+  // memory. `rounded`: the value sides are, and only the factor of their Gram matrix will do.
+  __device__ __forceinline__ uint32_t fit(State* s, bool zero, bool rounded) const {
     const bool mixed = format.num_int8 + format.num_int4 > 0;
     bool cold = false;
     int32_t rounds = 0;
@@ -199,14 +199,14 @@ struct FoldFit : FoldOrthonormal {
         sides()[i / 128 * kStride + (i & 127)] = 0.0f;
       }
       sync_team();
-    } else {
+    } else if (!rounded) {
       cold = start_columns();
       rounds = cold ? 3 : format.fit_rounds;
     }
     uint32_t flags = 0;
     int32_t corrections = 0;
     int32_t terms = -1;  // of the series for the key sides, or less than none: by the factor
-    int32_t step = zero ? kRoundValues : mixed ? kBasis : kTurn;
+    int32_t step = rounded ? kFactor : zero ? kRoundValues : mixed ? kBasis : kTurn;
 #pragma unroll 1
     while (step != kEnd) {
       FoldFit here = *this;

@@ -119,6 +119,61 @@ struct FoldFitEight : FoldFitFew {
     mma_bf16(d, x.high[0], x.high[1], x.middle[0], x.middle[1], high, high);
   }
 
+  // Columns, as `turn` lays them out, become operands: high parts and, for another round, low ones;
+  // with `last` the high parts are what is stored.
+  __device__ __forceinline__ void put_columns(const float (&d)[4], bool last) const {
+    uint32_t high[2], low[2];
+    split(d[0], d[1], &high[0], &low[0]);
+    split(d[2], d[3], &high[1], &low[1]);
+    put_parts(0, 0, high[0], high[1]);
+    put_parts(0, kLowAt, low[0], low[1]);
+    if (!last) return;
+#pragma unroll
+    for (int32_t e = 0; e < 2; ++e) {
+      if (2 * t() + e >= rank()) continue;
+      auto* to = reinterpret_cast<unsigned short*>(boundary() + format.fp16_values +
+                                                   (2 * t() + e) * 256 + 32 * warp() + 2 * g());
+      to[0] = static_cast<unsigned short>(high[0] >> (16 * e));
+      to[8] = static_cast<unsigned short>(high[1] >> (16 * e));
+    }
+  }
+
+  // Key sides of the rounded columns, given S V, rounded and stored; what they decode to is the
+  // operand as it lies. Returns whether one saturates.
+  __device__ __forceinline__ bool subtract_columns(State* s, const float (&d)[4]) const {
+    bool saturated = false;
+    const float scale = at<float>(kScalesAt)[0];
+    const float unscale = at<float>(kScalesAt)[1];
+    uint32_t b[2];
+#pragma unroll
+    for (int32_t n = 0; n < 2; ++n) {
+      float decoded[2];
+#pragma unroll
+      for (int32_t e = 0; e < 2; ++e) {
+        const int32_t c = 2 * t() + e;
+        const unsigned short half = to_half_saturated(d[2 * n + e] * unscale, &saturated);
+        if (c < rank()) {
+          reinterpret_cast<unsigned short*>(boundary() + format.fp16_keys +
+                                            c * 256)[operand_key(n)] = half;
+        }
+        decoded[e] = __half2float(__ushort_as_half(half)) * -scale;
+      }
+      b[n] = pack_fp16(decoded[0], decoded[1]);
+    }
+    const uint32_t row = columns_from(0);
+#pragma unroll
+    for (int32_t m = 0; m < 8; m += 2) {
+      uint32_t a[4];
+      load_matrices_transposed(a, row + 32 * m);
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        mma_fp16_short(s->at[0][m + i], a[2 * i], a[2 * i + 1], b[0]);
+        mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], b[1]);
+      }
+    }
+    return saturated;
+  }
+
   // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
   // memory. `meanwhile()` runs once, where a warp would wait for another.
   template <typename Meanwhile>
@@ -158,7 +213,7 @@ struct FoldFitEight : FoldFitFew {
         sync_team();
       }
     } while (--left >= 0);
-    return subtract_few(s, d) ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
+    return subtract_columns(s, d) ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
   }
 };
 

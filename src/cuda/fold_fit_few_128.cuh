@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fit of up to four FP16 compensators. The products are the block's; between them one warp
-// holds all columns in registers, four values a lane, and makes them orthonormal there.
+// The fit of up to four FP16 compensators. The products are the block's, and so are the columns'
+// products with one another, which a warp takes from the same operands: every warp factors their
+// Gram matrix for itself, and makes its own rows of columns and key sides orthonormal in registers.
 #pragma once
 
 #include "cuda/fold_fit_128.cuh"
 
 namespace leapquant::cuda::folding_128 {
 
+// Low parts of columns, where other fits have floats: in other banks than the high ones.
+constexpr int32_t kFewLowsAt = kFloatsAt + 64;
+
 struct FoldFitFew : FoldFit {
   // By one warp, from the columns in `sides`: what makes them orthonormal in order, the inverse of
-  // the Cholesky factor of their Gram matrix, into `turns`. Returns whether that is exact enough as
-  // it is: where each living column has at least 1/16 of its square outside the span of those
-  // before it.
-  __device__ __forceinline__ bool factor_few(bool again) const {
+  // the Cholesky factor of their Gram matrix, into `turns`.
+  __device__ __forceinline__ void factor_apart(bool again) const {
     float4 x[4];
 #pragma unroll
     for (int32_t c = 0; c < 4; ++c) {
@@ -46,131 +48,224 @@ struct FoldFitFew : FoldFit {
     const float n20 = -i2 * fmaf(l21, n10, l20 * i0);
     const float n21 = -i2 * (l21 * i1);
     if (lane() == 0) {
-      turns()[0] = make_float4(0.0f, 0.0f, i0, 0.0f);
-      turns()[1] = make_float4(0.0f, 0.0f, n10, i1);
+      turns()[0] = make_float4(i0, 0.0f, 0.0f, 0.0f);
+      turns()[1] = make_float4(n10, i1, 0.0f, 0.0f);
       turns()[2] = make_float4(n20, n21, i2, 0.0f);
       turns()[3] = make_float4(-i3 * fmaf(l32, n20, fmaf(l31, n10, l30 * i0)),
                                -i3 * fmaf(l32, n21, l31 * i1), -i3 * (l32 * i2), i3);
     }
-    return 16.0f * p1 >= gram[2] && 16.0f * p2 >= gram[5] && 16.0f * p3 >= g33;
+  }
+  // A row a column, where the Gram matrix of other fits is.
+  __device__ __forceinline__ float4* turns() const { return at<float4>(plan.gram); }
+
+  // A lane has a row of four columns, that of the warp's value or key (of operands) g or g + 8; its
+  // neighbour has the same one. Each of the two stores two columns.
+  __device__ __forceinline__ int32_t pair() const { return 2 * (t() & 1); }
+  __device__ __forceinline__ int32_t row() const {
+    return 16 * warp() + g() + 8 * ((lane() >> 1) & 1);
+  }
+  // From what products give where columns 4 .. 7 are the first four again.
+  __device__ __forceinline__ void take_row(const float (&d)[4], float (&x)[4]) const {
+    const bool upper = (lane() & 2) != 0;
+    const bool odd = (lane() & 1) != 0;
+    const float a = select_float(upper, d[2], d[0]);
+    const float b = select_float(upper, d[3], d[1]);
+    const float c = __shfl_xor_sync(kAll, a, 1);
+    const float e = __shfl_xor_sync(kAll, b, 1);
+    x[0] = select_float(odd, c, a), x[1] = select_float(odd, e, b);
+    x[2] = select_float(odd, a, c), x[3] = select_float(odd, b, e);
+  }
+  __device__ __forceinline__ float2 own_pair(const float (&x)[4]) const {
+    const bool odd = (lane() & 1) != 0;
+    return make_float2(select_float(odd, x[2], x[0]), select_float(odd, x[3], x[1]));
+  }
+  __device__ __forceinline__ void put_pair(int32_t part, uint32_t halves) const {
+    auto* to = reinterpret_cast<unsigned short*>(column(pair(), part)) + row();
+    to[0] = static_cast<unsigned short>(halves);
+    to[kColumnBytes / 2] = static_cast<unsigned short>(halves >> 16);
+  }
+  __device__ __forceinline__ void put_values(const float (&x)[4]) const {
+    const float2 own = own_pair(x);
+    uint32_t high, low;
+    split(own.x, own.y, &high, &low);
+    put_pair(0, high);
+    put_pair(kFewLowsAt, low);
   }
 
-  // Per column 2 t or 2 t + 1, where the Gram matrix of other fits is: factors of columns 0 and 1
-  // (for t = 0 none), 2 t, 2 t + 1. Zeros for columns 4 .. 7.
-  __device__ __forceinline__ float4* turns() const { return at<float4>(plan.gram); }
-  // The warp's values of the columns, as `turn` lays them out, times that.
-  __device__ __forceinline__ void apply_turns(float (&d)[4]) const {
-    const float4 a = turns()[2 * t()];
-    const float4 b = turns()[2 * t() + 1];
-#pragma unroll
-    for (int32_t i = 0; i < 4; i += 2) {
-      const float x0 = __shfl_sync(kAll, d[i], lane() & ~3);
-      const float x1 = __shfl_sync(kAll, d[i + 1], lane() & ~3);
-      const float lower = fmaf(a.z, d[i], fmaf(a.y, x1, a.x * x0));
-      d[i + 1] = fmaf(b.w, d[i + 1], fmaf(b.z, d[i], fmaf(b.y, x1, b.x * x0)));
-      d[i] = lower;
+  // The Cholesky factor of the columns' Gram matrix, and what makes a row orthonormal by it.
+  struct Factor {
+    float i0, i1, i2, i3, l10, l20, l30, l21, l31, l32;
+    __device__ __forceinline__ void apply(float (&x)[4]) const {
+      x[0] *= i0;
+      x[1] = fmaf(-l10, x[0], x[1]) * i1;
+      x[2] = fmaf(-l21, x[1], fmaf(-l20, x[0], x[2])) * i2;
+      x[3] = fmaf(-l32, x[2], fmaf(-l31, x[1], fmaf(-l30, x[0], x[3]))) * i3;
     }
+  };
+  // Of a column that is not nought and not within `least` of its square in the span of those
+  // before.
+  __device__ __forceinline__ static float inverse_few(float pivot, float diagonal, float least,
+                                                      bool* sound) {
+    if (pivot < least * diagonal) *sound = false;
+    return pivot > 0.0f ? rsqrt_fast(pivot) : 0.0f;
   }
-  // They become operands: high parts and, for another round, low ones; with `last` the high parts
-  // are what is stored.
-  __device__ __forceinline__ void put_columns(const float (&d)[4], bool last) const {
-    uint32_t high[2], low[2];
-    split(d[0], d[1], &high[0], &low[0]);
-    split(d[2], d[3], &high[1], &low[1]);
-    put_parts(0, 0, high[0], high[1]);
-    put_parts(0, kLowAt, low[0], low[1]);
-    if (!last) return;
+  // From products of high parts (columns 0 .. 3) and low ones (4 .. 7) as `times` gives them.
+  // Returns whether the factor is exact enough.
+  __device__ __forceinline__ bool factor_few(const float (&gram)[4], float least, Factor* f) const {
+    float m[2];
 #pragma unroll
-    for (int32_t e = 0; e < 2; ++e) {
-      if (2 * t() + e >= rank()) continue;
-      auto* to = reinterpret_cast<unsigned short*>(boundary() + format.fp16_values +
-                                                   (2 * t() + e) * 256 + 32 * warp() + 2 * g());
-      to[0] = static_cast<unsigned short>(high[0] >> (16 * e));
-      to[8] = static_cast<unsigned short>(high[1] >> (16 * e));
+    for (int32_t i = 0; i < 2; ++i) {
+      m[i] = gram[i] + __shfl_xor_sync(kAll, gram[i], 2);
+      m[i] += __shfl_xor_sync(kAll, m[i], 16);
     }
+    const auto of = [&](int32_t row, int32_t c) {
+      return __shfl_sync(kAll, m[c & 1], 4 * row + c / 2);
+    };
+    const float g11 = of(1, 1), g22 = of(2, 2), g33 = of(3, 3);
+    const float g00 = of(0, 0);
+    bool sound = true;
+    f->i0 = inverse_few(g00, g00, least, &sound);
+    f->l10 = of(1, 0) * f->i0;
+    f->l20 = of(2, 0) * f->i0;
+    f->l30 = of(3, 0) * f->i0;
+    f->i1 = inverse_few(fmaf(-f->l10, f->l10, g11), g11, least, &sound);
+    f->l21 = fmaf(-f->l20, f->l10, of(2, 1)) * f->i1;
+    f->l31 = fmaf(-f->l30, f->l10, of(3, 1)) * f->i1;
+    f->i2 = inverse_few(fmaf(-f->l21, f->l21, fmaf(-f->l20, f->l20, g22)), g22, least, &sound);
+    f->l32 = fmaf(-f->l31, f->l21, fmaf(-f->l30, f->l20, of(3, 2))) * f->i2;
+    f->i3 = inverse_few(fmaf(-f->l32, f->l32, fmaf(-f->l31, f->l31, fmaf(-f->l30, f->l30, g33))),
+                        g33, least, &sound);
+    return sound;
+  }
+
+  // Columns that are too near dependent for that: orthonormal by FP32 sums, twice, in one warp.
+  __device__ __forceinline__ void separate(float (&x)[4]) const {
+#pragma unroll 1
+    for (int32_t pass = 0; pass < 2; ++pass) {
+      sync_team();  // the low parts, which lie in their place, have been read
+      const float2 own = own_pair(x);
+      float* to = sides() + pair() * kStride + row();
+      to[0] = own.x, to[kStride] = own.y;
+      sync_team();
+      if (warp() == 0) factor_apart(pass != 0);
+      sync_team();
+      const float4 b = turns()[1];
+      const float4 c = turns()[2];
+      const float4 d = turns()[3];
+      x[3] = fmaf(d.w, x[3], fmaf(d.z, x[2], fmaf(d.y, x[1], d.x * x[0])));
+      x[2] = fmaf(c.z, x[2], fmaf(c.y, x[1], c.x * x[0]));
+      x[1] = fmaf(b.y, x[1], b.x * x[0]);
+      x[0] *= turns()[0].x;
+    }
+    put_values(x);
+    sync_team();
   }
 
   // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
-  // memory.
+  // memory. In turn the block multiplies columns by S, and key sides by S^T. The latter become
+  // columns as they are, but for a power of two: made orthonormal are, with the columns' factor,
+  // the key sides of the next product, and at last both.
+  // `meanwhile()` runs once.
   template <typename Meanwhile>
   __device__ __forceinline__ uint32_t fit_few(State* s, const Meanwhile& meanwhile) const {
-    const bool cold = start_columns();
-    const int32_t rounds = cold ? 3 : format.fit_rounds;
-    // Four columns' high parts and their low parts are the operand's eight; at last the high parts.
-    const uint32_t parts = shared_address(shared + kColumnsAt) + (lane() & 3) * kColumnBytes +
-                           kLowAt * ((lane() >> 2) & 1) + 16 * (lane() >> 3);
-    if (warp() == 1 && lane() < 4) turns()[4 + lane()] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    // Columns no longer than 1.
+    const int32_t rounds = start_columns(0.00390625f) ? 3 : format.fit_rounds;
+    const uint32_t start =
+        shared_address(shared + kColumnsAt) + (lane() & 3) * kColumnBytes + 16 * (lane() >> 3);
+    float x[4];  // of columns
     float d[4];
-    int32_t left = rounds;
+    bool separated = false;
+    int32_t left = 2 * rounds;
 #pragma unroll 1
-    do {
+    for (;;) {
+      if ((left & 1) != 0) {
+        turn_keys(start + kKeysAt, d);
+        take_row(d, x);
+        // To at most 2^14, since no column is longer than the square of the norm.
+        const auto energy = static_cast<int32_t>(at<uint32_t>(kScalesAt)[2] >> 23);
+        const float shrink = power_of_two(min(140 - energy, 127));
 #pragma unroll
-      for (int32_t i = 0; i < 4; ++i) d[i] = 0.0f;
-      times<false>(left > 0 ? parts : columns_from(0), d);
-      if (left > 0) {
+        for (int32_t i = 0; i < 4; ++i) x[i] *= shrink;
+        put_values(x);
+        separated = false;
+      } else {
+        const bool turned = left < 2 * rounds;
+        float gram[4];
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) d[i] = gram[i] = 0.0f;
+        // Four columns' high parts and their low ones are the operand's eight; at first no low
+        // ones.
+        times<false>(turned ? start + kFewLowsAt * ((lane() >> 2) & 1) : columns_from(0), d, true,
+                     &gram);
+        float k[4];
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) d[i] += __shfl_xor_sync(kAll, d[i], 2);
-        put_projection(0, d);
-        sync_team();
-        float x[4];
-        turn(0, x);
-#pragma unroll 1
-        for (int32_t pass = 0;; ++pass) {
-          put_sides(0, rank(), x);
-          sync_team();
-          if (warp() == 0) {
-            const bool exact = factor_few(pass != 0);
-            if (lane() == 0) {
-              at<uint32_t>(kScalesAt)[3] = exact || pass != 0 || !(cold || left == 1) ? 1u : 0u;
-            }
-          } else if (pass == 0 && left == rounds) {
-            meanwhile();
+        take_row(d, k);
+        if (turned) {
+          Factor factor;
+          if (!factor_few(gram, left == 0 ? 0.004f : 1e-5f, &factor) && !separated) {
+            separate(x);
+            separated = true;
+            continue;
           }
-          sync_team();
-          apply_turns(x);
-          if (at<uint32_t>(kScalesAt)[3] != 0) break;
+          factor.apply(k);
+          if (left == 0) {
+            factor.apply(x);
+            return subtract_few(s, x, k);
+          }
         }
-        put_columns(x, left == 1);
-        sync_team();
+        const float2 own = own_pair(k);
+        put_pair(kKeysAt, pack_fp16(own.x, own.y));
       }
-    } while (--left >= 0);
-    return subtract_few(s, d) ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
+      if (left == 2 * rounds) meanwhile();
+      sync_team();
+      --left;
+    }
   }
 
-  // Key sides of the rounded columns, given S V, rounded and stored; what they decode to is the
-  // operand as it lies. Returns whether one saturates.
-  __device__ __forceinline__ bool subtract_few(State* s, const float (&d)[4]) const {
+  // Rounds and stores value and key sides; what they decode to are the operands that are
+  // subtracted.
+  __device__ __forceinline__ uint32_t subtract_few(State* s, const float (&x)[4],
+                                                   const float (&k)[4]) const {
     bool saturated = false;
     const float scale = at<float>(kScalesAt)[0];
     const float unscale = at<float>(kScalesAt)[1];
-    uint32_t b[2];
+    const float2 value = own_pair(x);
+    const float2 key = own_pair(k);
+    const uint32_t halves = pack_fp16(value.x, value.y);
+    put_pair(kKeysAt, halves);
+    float decoded[2];
 #pragma unroll
-    for (int32_t n = 0; n < 2; ++n) {
-      float decoded[2];
-#pragma unroll
-      for (int32_t e = 0; e < 2; ++e) {
-        const int32_t c = 2 * t() + e;
-        const unsigned short half = to_half_saturated(d[2 * n + e] * unscale, &saturated);
-        if (c < rank()) {
-          reinterpret_cast<unsigned short*>(boundary() + format.fp16_keys +
-                                            c * 256)[operand_key(n)] = half;
-        }
-        decoded[e] = __half2float(__ushort_as_half(half)) * -scale;
+    for (int32_t e = 0; e < 2; ++e) {
+      const unsigned short half = to_half_saturated((e == 0 ? key.x : key.y) * unscale, &saturated);
+      decoded[e] = __half2float(__ushort_as_half(half)) * -scale;
+      const int32_t c = pair() + e;
+      if (c < rank()) {
+        reinterpret_cast<unsigned short*>(boundary() + format.fp16_values + c * 256)[row()] =
+            static_cast<unsigned short>(halves >> (16 * e));
+        reinterpret_cast<unsigned short*>(boundary() + format.fp16_keys +
+                                          c * 256)[operand_key((lane() >> 1) & 1)] = half;
       }
-      b[n] = pack_fp16(decoded[0], decoded[1]);
     }
-    const uint32_t row = columns_from(0);
+    // The operand has its columns' rows in the lanes t = 0 and 1, and none in the others.
+    const bool upper = (lane() & 2) != 0;
+    const uint32_t own = pack_fp16(decoded[0], decoded[1]);
+    const uint32_t other = __shfl_xor_sync(kAll, own, 2);
+    const uint32_t lower_keys = upper ? 0u : own;
+    const uint32_t upper_keys = upper ? 0u : other;
+    sync_team();
+    const uint32_t from = columns_from(0) + kKeysAt;
 #pragma unroll
     for (int32_t m = 0; m < 8; m += 2) {
       uint32_t a[4];
-      load_matrices_transposed(a, row + 32 * m);
+      load_matrices_transposed(a, from + 32 * m);
 #pragma unroll
       for (int32_t i = 0; i < 2; ++i) {
-        mma_fp16_short(s->at[0][m + i], a[2 * i], a[2 * i + 1], b[0]);
-        mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], b[1]);
+        mma_fp16_short(s->at[0][m + i], a[2 * i], a[2 * i + 1], lower_keys);
+        mma_fp16_short(s->at[1][m + i], a[2 * i], a[2 * i + 1], upper_keys);
       }
     }
-    return saturated;
+    return saturated ? uint32_t{LEAPQUANT_HEALTH_COMPENSATOR_SATURATED} : 0u;
   }
 };
 

@@ -18,20 +18,22 @@ struct FoldFitMixed : FoldFitEight {
     float2 upper, left, right;
   };
 
-  // Adds 16 x 32 numbers of the state, two operands, times 32 rows of both blocks at `columns`.
-  __device__ __forceinline__ static void add_products(float (&d)[kBlocks][4],
+  // Adds 16 x 32 numbers of the state, two operands, times 32 rows of all blocks at `columns`.
+  template <int kCount>
+  __device__ __forceinline__ static void add_products(float (&d)[kCount][4],
                                                       const uint32_t (&a)[4],
                                                       const uint32_t (&c)[4], uint32_t columns) {
 #pragma unroll
-    for (int32_t n = 0; n < kBlocks; ++n) {
+    for (int32_t n = 0; n < kCount; ++n) {
       uint32_t b[4];
       load_matrices(b, columns + 8 * n * kColumnBytes);
       mma_fp16(d[n], a[0], a[1], a[2], a[3], b[0], b[1]);
       mma_fp16(d[n], c[0], c[1], c[2], c[3], b[2], b[3]);
     }
   }
-  // S columns for the warp's keys, from the columns' high parts; as `times`, for both blocks.
-  __device__ __forceinline__ void times_both(float (&d)[kBlocks][4]) const {
+  // S columns for the warp's keys, from the columns' high parts; as `times`, for all blocks.
+  template <int kCount>
+  __device__ __forceinline__ void times_blocks(float (&d)[kCount][4]) const {
     const uint32_t state = matrix() + ((lane() & 7) + 8 * (lane() >> 4)) * kMatrixRow +
                            32 * warp() + 16 * ((lane() >> 3) & 1);
     const uint32_t row = columns_from(0);
@@ -43,8 +45,9 @@ struct FoldFitMixed : FoldFitEight {
       add_products(d, a, c, row + 64 * i);
     }
   }
-  // S^T (the FP16 key sides) for the warp's values; as `turn`, for both blocks.
-  __device__ __forceinline__ void turn_both(float (&d)[kBlocks][4]) const {
+  // S^T (the FP16 key sides) for the warp's values; as `turn`, for all blocks.
+  template <int kCount>
+  __device__ __forceinline__ void turn_blocks(float (&d)[kCount][4]) const {
     const uint32_t state =
         matrix() + (16 * warp() + (lane() & 15)) * kMatrixRow + 16 * (lane() >> 4);
     const uint32_t keys = columns_from(0) + kKeysAt;
@@ -324,7 +327,7 @@ struct FoldFitMixed : FoldFitEight {
   // series in the normalised Gram matrix where its squares sum to 0.36 or less, else by its factor.
   __device__ __forceinline__ void solve_keys() const {
     float b[kBlocks][4] = {};
-    times_both(b);
+    times_blocks(b);
     float e[kBlocks][4] = {};  // the Gram matrix: rows g, 8 + g, columns of a block
     const uint32_t row =
         shared_address(shared + kColumnsAt) + (lane() & 15) * kColumnBytes + 16 * (lane() >> 4);
@@ -425,26 +428,12 @@ struct FoldFitMixed : FoldFitEight {
     add_parts(x, part[0], part[1], part[2], d);
   }
 
-  // The fit that suits the format. `meanwhile()` runs once, where it keeps nobody waiting if there
-  // is such a place.
-  template <typename Meanwhile>
-  __device__ __forceinline__ uint32_t fit_any(State* s, bool zero,
-                                              const Meanwhile& meanwhile) const {
-    const bool mixed = format.num_int8 + format.num_int4 > 0;
-    if (rank() > 0 && few()) return fit_few(s, meanwhile);
-    if (!mixed && rank() > 0 && rank() <= 8) return fit_eight(s, meanwhile);
-    if (mixed && rank() > 8 && rank() <= 16 && format.fit_rounds == 1 && !zero &&
-        !start_columns()) {
-      return fit_mixed(s, meanwhile);
-    }
-    meanwhile();
-    return rank() > 0 ? fit(s, zero) : 0u;
-  }
-
+  // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
+  // memory, warm columns too. `meanwhile()` runs once, where a warp would wait for another.
   template <typename Meanwhile>
   __device__ __forceinline__ uint32_t fit_mixed(State* s, const Meanwhile& meanwhile) const {
     float x[kBlocks][4] = {};
-    times_both(x);
+    times_blocks(x);
     bool values = false;
     bool again = false;
 #pragma unroll 1
@@ -476,7 +465,7 @@ struct FoldFitMixed : FoldFitEight {
       sync_team();
 #pragma unroll
       for (int32_t i = 0; i < 8; ++i) x[i / 4][i % 4] = 0.0f;
-      turn_both(x);
+      turn_blocks(x);
       values = true;
     }
 #pragma unroll

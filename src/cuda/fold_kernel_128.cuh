@@ -12,18 +12,13 @@
 #include "cuda/call_128.cuh"
 #include "cuda/decode_128.cuh"
 #include "cuda/fold_codec_128.cuh"
+#include "cuda/fold_copies_128.cuh"
 #include "cuda/ptx.cuh"
 
 namespace leapquant::cuda::folding_128 {
 
-constexpr int32_t kSender = kThreads - 32;  // the thread that starts copies and stores
-constexpr int32_t kChunk = 128;             // heads that a block looks at together
-
+constexpr int32_t kChunk = 128;  // heads that a block looks at together
 constexpr int32_t kMostTeams = 2;
-// A head that is due, as shared memory keeps it until its turn.
-struct Item {
-  int32_t sequence, v_head, slot, window_slot, position, tokens, base, boundary;
-};
 constexpr int32_t kItemBytes = sizeof(Item) + 4;  // and its faults
 
 __host__ __device__ constexpr int32_t team_bytes(const Plan& plan) {
@@ -76,11 +71,29 @@ __device__ __forceinline__ void clear_non_finite(State* x) {
   }
 }
 
-// Scales the state to a norm of 2^7 to 2^8 where it lies outside of 2^3 to 2^13, and notes by how
-// much, for after the next barrier; `scale`: what it was multiplied by before.
+// Notes the state's scale (what it was multiplied by), its inverse and its energy, for after the
+// next barrier.
+__device__ __forceinline__ void note_scale(const Fold& fold, int32_t exponent, float energy) {
+  if (fold.thread() != 0) return;
+  fold.at<float>(kScalesAt)[0] = power_of_two(exponent);
+  fold.at<float>(kScalesAt)[1] = power_of_two(-exponent);
+  fold.at<float>(kScalesAt)[2] = energy;
+}
+
+__device__ __forceinline__ int32_t exponent_of(float x) {
+  return static_cast<int32_t>(__float_as_uint(x) >> 23) - 127;
+}
+
+// Whether all products of a fit are safe with that norm: 2^3 to 2^13.
+__device__ __forceinline__ bool norm_is_safe(float energy) {
+  return energy >= 64.0f && energy < 67108864.0f;
+}
+
+// Scales the state to a norm of 2^7 to 2^8 where it lies outside of that, and notes by how much;
+// `scale`: what it was multiplied by before.
 __device__ __forceinline__ void normalise(const Fold& fold, State* x, float scale, float energy) {
-  const int32_t before = static_cast<int32_t>(__float_as_uint(scale) >> 23) - 127;
-  const int32_t square = static_cast<int32_t>(__float_as_uint(energy) >> 23) - 127;
+  const int32_t before = exponent_of(scale);
+  const int32_t square = exponent_of(energy);
   int32_t all = before;
   float more = 1.0f;
   if (square < 6 || square >= 26) {
@@ -88,106 +101,52 @@ __device__ __forceinline__ void normalise(const Fold& fold, State* x, float scal
     more = power_of_two(all - before);
     multiply(x, more);
   }
-  if (fold.thread() == 0) {
-    fold.at<float>(kScalesAt)[0] = power_of_two(all);
-    fold.at<float>(kScalesAt)[1] = power_of_two(-all);
-    fold.at<float>(kScalesAt)[2] = energy * more * more;
-  }
+  note_scale(fold, all, energy * more * more);
 }
 
 // A block's turns at the heads on its list. The next head's boundary state and records arrive, and
 // the last one's are stored, while a head is folded.
-template <bool kVector, bool kPlain>
-struct Turns {
-  const Call128& call;
-  const Plan& plan;
-  char* shared;
+template <bool kVector, bool kPlain, Fits kFits>
+struct Turns : Copies<kVector, kPlain> {
+  using Base = Copies<kVector, kPlain>;
+  using Base::barrier;
+  using Base::call;
+  using Base::plan;
+  using Base::shared;
   Item* items;
-  int32_t* faults;   // of an item's sequence, or more records than the ring has
-  uint32_t barrier;  // counts the bytes of the boundary state; behind it one for the records
+  int32_t* faults;  // of an item's sequence, or more records than the ring has
   uint32_t parity;
   int32_t turn;
 
-  __device__ __forceinline__ void start_state(const Item& item, int32_t at) const {
-    const HeadFormat128& format = kPlain ? call.classes[0] : format_of(call, item.v_head);
-    const char* from = boundary_of(call, item.slot, item.v_head);
-    const auto codes = static_cast<uint32_t>(Fold::payload_of(format));
-    const uint32_t tail = static_cast<uint32_t>(format.bytes) - codes;
-    barrier_expect(barrier, static_cast<uint32_t>(format.bytes));
-    bulk_copy(shared_address(shared + plan.codes + at * plan.codes_apart), from, codes, barrier);
-    if (tail != 0) {
-      bulk_copy(shared_address(shared + plan.tails + at * plan.tail_bytes), from + codes, tail,
-                barrier);
-    }
-  }
+  static constexpr bool kShort = is_short(kFits);
+  // The thread that moves bases and stores states, first of the warp that starts copies; the warp
+  // that works out health. The codec leaves warps 4 .. 7 time, other fits the last.
+  static constexpr int32_t kSendingWarp = kShort ? 4 : kWarps - 1;
+  static constexpr int32_t kSender = 32 * kSendingWarp;
+  static constexpr int32_t kFiguresWarp = kShort ? 5 : 1;
 
-  // A head's rings in its window.
-  __device__ __forceinline__ const char* keys_of(const Item& item) const {
-    return call.windows + item.window_slot * call.window_stride +
-           quotient<kPlain>(item.v_head, call.group) * call.key_head_stride;
+  // By all threads: starts copies of an item's records and state as the threads before have left
+  // their places.
+  __device__ __forceinline__ void start(const Item& item, int32_t at, bool records,
+                                        bool state) const {
+    if constexpr (kShort) {
+      if (threadIdx.x >> 5 != kSendingWarp) return;
+      fence_async_shared();
+      __syncwarp();
+      Base::start_by_lanes(item, at, records, state);
+    } else if (threadIdx.x == kSender) {
+      fence_async_proxy();
+      if (records) Base::start_records(item);
+      if (state) Base::start_state(item, at);
+    }
   }
-  __device__ __forceinline__ const char* corrections_of(const Item& item) const {
-    return call.windows + item.window_slot * call.window_stride + call.corrections +
-           item.v_head * call.correction_head_stride;
+  __device__ __forceinline__ static void fence_shared() {
+    if (kShort) {
+      fence_async_shared();
+    } else {
+      fence_async_proxy();
+    }
   }
-  __device__ __forceinline__ const char* decays_of(const Item& item) const {
-    return call.windows + item.window_slot * call.window_stride + call.log_decays +
-           item.v_head * call.decay_head_stride;
-  }
-  // Copies of all three where records have a place. Where decays begin between two blocks of 16
-  // bytes, these are copied whole.
-  __device__ __forceinline__ void start_records(const Item& item) const {
-    const auto bytes = static_cast<uint32_t>(call.ring_tokens) * 256u;
-    if (plan.staged == 0) {
-      prefetch_bulk(keys_of(item), bytes);
-      prefetch_bulk(corrections_of(item), bytes);
-      return;
-    }
-    const uint32_t to = shared_address(shared + plan.records);
-    const char* decays = decays_of(item);
-    const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(decays)) & 15u;
-    const uint32_t decay_bytes =
-        kVector || call.stored_decay == 0
-            ? 0u
-            : (before + 4u * static_cast<uint32_t>(call.ring_tokens) + 15u) & ~15u;
-    barrier_expect(barrier + 8, 2 * bytes + decay_bytes);
-    bulk_copy(to, keys_of(item), bytes, barrier + 8);
-    bulk_copy(to + bytes, corrections_of(item), bytes, barrier + 8);
-    if (decay_bytes != 0) bulk_copy(to + 2 * bytes, decays - before, decay_bytes, barrier + 8);
-  }
-  // A head's records by number, from wherever they are.
-  struct Window {
-    const Turns& turns;
-    const Item& item;
-    int32_t start;  // place in the ring of the first
-    __device__ __forceinline__ int32_t place_of(int32_t record) const {
-      const int32_t place = start + record;
-      return place < turns.call.ring_tokens ? place : place - turns.call.ring_tokens;
-    }
-    __device__ __forceinline__ const char* staged(int32_t at) const {
-      return turns.shared + turns.plan.records + at;
-    }
-    __device__ __forceinline__ uint2 key(int32_t record, int32_t lane) const {
-      const int32_t at = 256 * place_of(record) + 8 * lane;
-      if (turns.plan.staged != 0) return *reinterpret_cast<const uint2*>(staged(at));
-      return *reinterpret_cast<const uint2*>(turns.keys_of(item) + at);
-    }
-    __device__ __forceinline__ uint2 correction(int32_t record, int32_t lane) const {
-      const int32_t at = 256 * place_of(record) + 8 * lane;
-      if (turns.plan.staged != 0) {
-        return *reinterpret_cast<const uint2*>(staged(256 * turns.call.ring_tokens + at));
-      }
-      return *reinterpret_cast<const uint2*>(turns.corrections_of(item) + at);
-    }
-    __device__ __forceinline__ float decay(int32_t record) const {
-      if (turns.call.stored_decay == 0) return 0.0f;
-      const char* from = turns.decays_of(item);
-      const int32_t at = 4 * place_of(record);
-      if (turns.plan.staged == 0) return *reinterpret_cast<const float*>(from + at);
-      const auto before = static_cast<int32_t>(reinterpret_cast<uintptr_t>(from) & 15u);
-      return *reinterpret_cast<const float*>(staged(512 * turns.call.ring_tokens + before + at));
-    }
-  };
 
   // Checks the sequences of all items: slots named twice with all threads, what a sequence has with
   // one or more warps. Ends with a barrier.
@@ -224,7 +183,7 @@ struct Turns {
 
   // Moves the base of the item whose state the sender has sent, once it is written.
   __device__ __forceinline__ void release(int32_t* sent) const {
-    if (*sent < 0 || threadIdx.x != kSender) return;
+    if (threadIdx.x != kSender || *sent < 0) return;
     const Item& item = items[*sent];
     bulk_stores_done();
     fence_async_proxy();
@@ -233,12 +192,11 @@ struct Turns {
   }
 
   __device__ __forceinline__ void fold_all(int32_t count) {
-    int32_t sent = -1;
-    if (threadIdx.x == kSender) {
-      fence_async_proxy();  // the chunk before has used what arrives now
-      start_records(items[0]);
-      start_state(items[0], turn);
-    }
+    int32_t own = -1;
+    // Of one thread alone; where registers are for other things, behind faults and their number.
+    int32_t* sent = kShort ? faults + kChunk + 1 : &own;
+    if (kShort && threadIdx.x == kSender) *sent = -1;
+    start(items[0], turn, true, true);  // the chunk before has used what arrives now
     if (kVector) load_decays<kPlain>(call, plan, shared, items[0]);
     if (call.checked == 0) {
       check(count);
@@ -252,67 +210,73 @@ struct Turns {
       const int32_t records = item.boundary - item.base;
       const bool more = i + 1 < count;
       const HeadFormat128& format = kPlain ? call.classes[0] : format_of(call, item.v_head);
-      const Fold fold = {{{{{{{call, plan, format, shared, turn, thread}}}}}}};
-      // Moves the last head's base, and lets copies go where it was.
+      const Fold fold = {{{{{{{{call, plan, format, shared, turn, thread}}}}}}}};
+      // Moves the last head's base, or at least waits until its state has gone, and lets copies go
+      // where it was.
       const auto copy_next = [&] {
-        release(&sent);
-        if (thread != kSender || !more) return;
-        fence_async_proxy();
-        start_records(items[i + 1]);
-        if (plan.turns != 0) start_state(items[i + 1], turn ^ 1);
+        if (!kShort) release(sent);
+        if (!more) return;
+        if (kShort && threadIdx.x == kSender) bulk_stores_wait();
+        start(items[i + 1], turn ^ 1, true, plan.turns != 0);
       };
       if (plan.staged != 0) barrier_wait(barrier + 8, parity);
       barrier_wait(barrier, parity);
       if (faults[i] == 0) {
         State x;
-        const Window window = {*this, item, modulo<kPlain>(item.base, call.ring_tokens)};
-        const float scale = fold.template prepare<kVector>(window, records);
-        fold.rebuild(&x, (records + fold.rank() + 7) & ~7);
+        const typename Base::Window window = {*this, item,
+                                              modulo<kPlain>(item.base, call.ring_tokens)};
+        const float scale = fold.template prepare<kVector, kShort>(window, records);
+        fold.template rebuild<kShort>(&x, (records + fold.rank() + 7) & ~7);
         uint32_t flags = 0;
         float energy = fold.block_sum(squares(x), 0);
-        if (!(energy <= kLargestFloat)) {
-          flags |= LEAPQUANT_HEALTH_NON_FINITE;
-          clear_non_finite(&x);
-          energy = fminf(fold.block_sum(squares(x), 1), kLargestFloat);
+        if (kShort && norm_is_safe(energy)) {
+          note_scale(fold, exponent_of(scale), energy);
+        } else {
+          if (!(energy <= kLargestFloat)) {
+            flags |= LEAPQUANT_HEALTH_NON_FINITE;
+            clear_non_finite(&x);
+            energy = fminf(fold.block_sum(squares(x), 1), kLargestFloat);
+          }
+          normalise(fold, &x, scale, energy);
         }
-        normalise(fold, &x, scale, energy);
         if (fold.rank() > 0) fold.store_matrix(x);
         sync_team();
-        flags |= fold.fit_any(&x, energy == 0.0f, copy_next);
-        const auto free = [&] {
+        flags |= fold.template fit_any<kFits>(&x, energy == 0.0f, copy_next);
+        const auto meanwhile = [&] {
+          if (kShort) release(sent);
           if (plan.turns == 0 && thread == kSender && more) {
             const Item& next = items[i + 1];
             prefetch_bulk(boundary_of(call, next.slot, next.v_head),
                           static_cast<uint32_t>(format_of(call, next.v_head).bytes));
           }
         };
-        finish(fold, item, &x, flags, free);
+        finish(fold, item, &x, flags, meanwhile);
         if (kVector && more) load_decays<kPlain>(call, plan, shared, items[i + 1]);
         sync_team();
         send(fold, item);
-        sent = i;
+        if (!kShort || thread == kSender) *sent = i;
       } else {
         sync_team();
+        if (kShort) release(sent);
         copy_next();
         if (kVector && more) load_decays<kPlain>(call, plan, shared, items[i + 1]);
         sync_team();
       }
-      if (plan.turns == 0 && thread == kSender && more) {
-        bulk_stores_wait();
-        fence_async_proxy();
-        start_state(items[i + 1], turn);
+      if (plan.turns == 0 && more) {
+        if (thread == kSender) bulk_stores_wait();
+        start(items[i + 1], turn, false, true);
       }
       parity ^= 1u;
       turn ^= plan.turns;
     }
-    release(&sent);
+    release(sent);
     sync_team();
   }
 
   // From the residual to the boundary state in shared memory and the figures' parts.
-  template <typename Free>
+  template <typename Meanwhile>
   __device__ __forceinline__ void finish(const Fold& fold, const Item& item, State* x,
-                                         uint32_t flags, const Free& free) const {
+                                         uint32_t flags, const Meanwhile& meanwhile) const {
     const bool health = call.health != nullptr;
     float* sums = fold.template at<float>(kReductionsAt);
     if (health) {
@@ -325,7 +289,7 @@ struct Turns {
       }
     }
     float error = 0.0f;
-    flags |= fold.encode(x, &error, free);
+    flags |= fold.template encode<kShort>(x, &error, meanwhile);
     if (health) {
       error = sum_of_warp(error);
       flags = __reduce_or_sync(kAll, flags);
@@ -342,7 +306,7 @@ struct Turns {
   __device__ __forceinline__ void send(const Fold& fold, const Item& item) const {
     const HeadFormat128& format = fold.format;
     if (fold.thread() == kSender) {
-      fence_async_proxy();
+      fence_shared();
       char* to = boundary_of(call, item.slot, item.v_head);
       const auto codes = static_cast<uint32_t>(Fold::payload_of(format));
       const uint32_t tail = static_cast<uint32_t>(format.bytes) - codes;
@@ -351,7 +315,7 @@ struct Turns {
         bulk_store(to + codes, shared_address(fold.boundary()) + codes, tail);
       }
     }
-    if (call.health != nullptr && fold.warp() == 1) {
+    if (call.health != nullptr && fold.warp() == kFiguresWarp) {
       const float* sums = fold.template at<float>(kReductionsAt);
       const float left = sum_of_eight(sums + 24);
       const float error = sum_of_eight(sums + 40);
@@ -361,9 +325,11 @@ struct Turns {
       if (fold.lane() == 0) {
         leapquant_health* to = call.health + int64_t{item.slot} * call.v_heads + item.v_head;
         to->residual_max = largest * fold.template at<float>(kScalesAt)[1];
+        const auto share = [](float x, float y) { return kShort ? __fdividef(x, y) : x / y; };
         to->compensator_energy =
-            energy > 0.0f ? fminf(fmaxf(1.0f - left / energy, 0.0f), 1.0f) : 0.0f;
-        to->fold_error = energy > 0.0f ? sqrtf(error / energy) : 0.0f;
+            energy > 0.0f ? fminf(fmaxf(1.0f - share(left, energy), 0.0f), 1.0f) : 0.0f;
+        const float lost = energy > 0.0f ? share(error, energy) : 0.0f;
+        to->fold_error = !kShort ? sqrtf(lost) : lost > 0.0f ? lost * rsqrt_fast(lost) : 0.0f;
       }
     }
   }
@@ -375,7 +341,7 @@ struct Turns {
 // make a block, which takes all registers of a multiprocessor, so that nothing else runs there;
 // each folds heads of its own.
 // Static: a host compiler's kernel must not take the place of the launch of the same name.
-template <bool kVector, bool kPlain>
+template <bool kVector, bool kPlain, Fits kFits>
 static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
     fold_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(128) char all_shared[];
@@ -394,7 +360,7 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
     barrier_init(barrier + 8, 1);
   }
   fence_async_proxy();
-  Turns<kVector, kPlain> turns = {call, plan, shared, items, faults, barrier, 0u, 0};
+  Turns<kVector, kPlain, kFits> turns = {{call, plan, shared, barrier}, items, faults, 0u, 0};
 
   const int32_t total = call.batch * call.v_heads;
   const int64_t teams = int64_t{gridDim.x} * blockDim.y;

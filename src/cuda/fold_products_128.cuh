@@ -12,12 +12,15 @@ namespace leapquant::cuda::folding_128 {
 struct FoldProducts : FoldState {
   // d += S columns, from high parts at `row` (address of a lane's row of 8 columns, 16 bytes of the
   // lane's matrix included), and with kLows, where `lows` says so, their low parts. d[0], d[1]: the
-  // warp's key g of tile 0, columns 2 t and 2 t + 1; d[2], d[3]: of tile 1.
+  // warp's key g of tile 0, columns 2 t and 2 t + 1; d[2], d[3]: of tile 1. gram: where given,
+  // products of those columns with one another too, [0], [1]: of column g with 2 t and 2 t + 1.
   template <bool kLows>
-  __device__ __forceinline__ void times(uint32_t row, float (&d)[4], bool lows = true) const {
+  __device__ __forceinline__ void times(uint32_t row, float (&d)[4], bool lows = true,
+                                        float (*gram)[4] = nullptr) const {
     const uint32_t state = matrix() + ((lane() & 7) + 8 * (lane() >> 4)) * kMatrixRow +
                            32 * warp() + 16 * ((lane() >> 3) & 1);
     float e[4] = {};
+    float f[4] = {};
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
       uint32_t a[4], b[4], c[4], l[4];
@@ -26,6 +29,10 @@ struct FoldProducts : FoldState {
       load_matrices_transposed(c, state + (32 * i + 16) * kMatrixRow);
       mma_fp16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
       mma_fp16(e, c[0], c[1], c[2], c[3], b[2], b[3]);
+      if (gram != nullptr) {
+        mma_fp16(*gram, b[0], 0, b[1], 0, b[0], b[1]);
+        mma_fp16(f, b[2], 0, b[3], 0, b[2], b[3]);
+      }
       if (kLows && lows) {
         load_matrices(l, row + 64 * i + kLowAt);
         mma_fp16(d, a[0], a[1], a[2], a[3], l[0], l[1]);
@@ -34,6 +41,7 @@ struct FoldProducts : FoldState {
     }
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) d[i] += e[i];
+    if (gram != nullptr) (*gram)[0] += f[0], (*gram)[1] += f[1];
   }
   // The address `times` takes, for columns first .. first + 7.
   __device__ __forceinline__ uint32_t columns_from(int32_t first) const {
@@ -55,13 +63,12 @@ struct FoldProducts : FoldState {
     put_parts(first, kKeysAt, pack_fp16(d[0], d[1]), pack_fp16(d[2], d[3]));
   }
 
-  // d = S^T (the FP16 key sides), the warp's 16 values. As precise as FP16: it only turns the
-  // columns, what is stored is rounded to FP16 or less. d[0], d[1]: value g, columns first + 2 t
-  // and the next; d[2], d[3]: value g + 8.
-  __device__ __forceinline__ void turn(int32_t first, float (&d)[4]) const {
+  // d = S^T columns of key sides, the warp's 16 values; keys: as `times` takes them. As precise as
+  // FP16: it only turns the columns, what is stored is rounded to FP16 or less. d[0], d[1]: value
+  // g, columns 2 t and 2 t + 1; d[2], d[3]: value g + 8.
+  __device__ __forceinline__ void turn_keys(uint32_t keys, float (&d)[4]) const {
     const uint32_t state =
         matrix() + (16 * warp() + (lane() & 15)) * kMatrixRow + 16 * (lane() >> 4);
-    const uint32_t keys = columns_from(first) + kKeysAt;
     float e[4] = {};
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) d[i] = 0.0f;
@@ -77,6 +84,9 @@ struct FoldProducts : FoldState {
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) d[i] += e[i];
   }
+  __device__ __forceinline__ void turn(int32_t first, float (&d)[4]) const {
+    turn_keys(columns_from(first) + kKeysAt, d);
+  }
   // sides [first .. first + 7][value] = what `turn` gave, as many as there are.
   __device__ __forceinline__ void put_sides(int32_t first, int32_t count,
                                             const float (&d)[4]) const {
@@ -86,8 +96,9 @@ struct FoldProducts : FoldState {
     to[8] = d[2], to[kStride + 8] = d[3];
   }
 
-  // Dead or, for a cold fit, all start columns from the table. Returns whether the fit is cold.
-  __device__ __forceinline__ bool start_columns() const {
+  // Dead or, for a cold fit, all start columns from the table, times `size`. Returns whether the
+  // fit is cold.
+  __device__ __forceinline__ bool start_columns(float size = 1.0f) const {
     const bool living = lane() < rank() && at<uint32_t>(kAliveAt)[lane()] != 0;
     const bool cold = !__any_sync(kAll, living);
     const uint32_t keep = cold || format.fit_fixed != 0 ? 0u : __ballot_sync(kAll, living);
@@ -96,7 +107,7 @@ struct FoldProducts : FoldState {
       for (int32_t i = thread(); i < rank() * 128; i += kThreads) {
         const int32_t c = i / 128;
         if ((keep >> c & 1u) != 0) continue;
-        column(c, 0)[i & 127] = __float2half_rn(start_vector(c, i & 127));
+        column(c, 0)[i & 127] = __float2half_rn(start_vector(c, i & 127) * size);
         column(c, kLowAt)[i & 127] = __half(0.0f);
       }
       sync_team();

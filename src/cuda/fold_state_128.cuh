@@ -9,7 +9,8 @@
 
 #include "cuda/call_128.cuh"
 #include "cuda/decode_128.cuh"
-#include "cuda/fold_numbers_128.cuh"
+#include "cuda/fold_entries_128.cuh"
+#include "cuda/fold_fits_128.cuh"
 #include "cuda/ptx.cuh"
 
 namespace leapquant::cuda::folding_128 {
@@ -91,18 +92,12 @@ inline Plan plan_for(const Call128& call, int32_t records, bool turns, int32_t d
   int32_t tail = 0;
   for (int32_t c = 0; c < call.num_classes; ++c) {
     const HeadFormat128& f = call.classes[c];
-    rank = larger(rank, f.num_fp16 + f.num_int8 + f.num_int4);
+    rank = larger(rank, rank_of(f));
     payload = larger(payload, 2048 * f.bits);
     tail = larger(tail, f.bytes - 2048 * f.bits);
   }
   return plan_of(payload, tail, records, rank, turns, decay_row, staged);
 }
-
-// State entries of a lane: at[n][m][2 hh + e] is value 16 m + 8 hh + g of key 16 warp + 4 t + 2 n +
-// e. A warp has 16 keys and all values; its four neighbouring keys share a word of the payload.
-struct State {
-  float at[2][8][4];
-};
 
 // A state being folded: where its parts lie, and its rebuild. Fit and codec are added by what
 // derives from it. What is cheap to work out again is not kept: registers are short.
@@ -119,14 +114,8 @@ struct FoldState {
   __device__ __forceinline__ int32_t warp() const { return thread() >> 5; }
   __device__ __forceinline__ int32_t g() const { return lane() >> 2; }
   __device__ __forceinline__ int32_t t() const { return thread() & 3; }
-  __device__ __forceinline__ int32_t rank() const {
-    return format.num_fp16 + format.num_int8 + format.num_int4;
-  }
+  __device__ __forceinline__ int32_t rank() const { return rank_of(format); }
   __device__ __forceinline__ int32_t side_count() const { return (rank() + 7) & ~7; }
-  // Few FP16 compensators: the fit's columns stay in one warp.
-  __device__ __forceinline__ bool few() const {
-    return format.num_fp16 <= 4 && format.num_int8 + format.num_int4 == 0;
-  }
 
   template <typename T>
   __device__ __forceinline__ T* at(int32_t bytes) const {
@@ -242,10 +231,18 @@ struct FoldState {
   // factors on the residual and the values' steps; the fit's first columns. A warp takes a row, at
   // first in FP32 where its operands will lie. Returns the state's scale, a power of two. Ends with
   // a barrier.
-  // window: the records' keys, corrections and scalar log decays, by number.
-  template <bool kVector, typename Window>
+  // window: the records' keys, corrections and scalar log decays, by number. kAhead: what a turn of
+  // a loop reads is loaded in the one before.
+  template <bool kVector, bool kAhead, typename Window>
   __device__ __forceinline__ float prepare(const Window& window, int32_t records) const {
     const int32_t count = rank();
+    uint2 next_key = {}, next_correction = {};
+    const auto load = [&](int32_t r) {
+      if (r >= records) return;
+      next_key = window.key(r, lane());
+      next_correction = window.correction(r, lane());
+    };
+    if (kAhead) load(warp());
     float factor = 1.0f;  // of record `lane`
     float4 whole;         // of all records
     if constexpr (kVector) {
@@ -259,8 +256,10 @@ struct FoldState {
     float most = 0.0f;
 #pragma unroll 1
     for (int32_t r = warp(); r < records; r += kWarps) {
-      const uint2 key = window.key(r, lane());
-      row_values(r) = window.correction(r, lane());
+      if (!kAhead) load(r);
+      const uint2 key = next_key;
+      row_values(r) = next_correction;
+      if (kAhead) load(r + kWarps);
       const float scalar = __shfl_sync(kAll, factor, r);
       const float4 decay =
           kVector ? decays_from(r + 1, records) : make_float4(scalar, scalar, scalar, scalar);
@@ -330,9 +329,12 @@ struct FoldState {
     const int32_t all = min(max(static_cast<int32_t>(__float_as_uint(largest) >> 23), 20), 240);
     const int32_t keys = min(max(static_cast<int32_t>(__float_as_uint(factors) >> 23), 20), 240);
     const float scale = power_of_two(131 - all);  // the largest to 2^4 .. 2^5
+    float4 next = {};
+    if (kAhead) next = row_floats(warp());
 #pragma unroll 1
     for (int32_t r = warp(); r < records + count; r += kWarps) {
-      const float4 x = row_floats(r);
+      const float4 x = kAhead ? next : row_floats(r);
+      if (kAhead && r + kWarps < records + count) next = row_floats(r + kWarps);
       __syncwarp();
       put_keys(shared + plan.rows + r * kRowBytes,
                product(x, make_float4(scale, scale, scale, scale)));
@@ -391,7 +393,8 @@ struct FoldState {
   }
 
   // S of the lane in the scale that `prepare` chose. Codes are FP16 operands, exactly; the other
-  // operand is the diagonal of the keys' factors in two parts.
+  // operand is the diagonal of the keys' factors in two parts; kTogether: by one product.
+  template <bool kTogether>
   __device__ __forceinline__ void rebuild(State* s, int32_t rows) const {
     constexpr float kNothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     uint32_t high[2], low[2];
@@ -422,8 +425,12 @@ struct FoldState {
           const uint32_t a0 = subtract_halves(__byte_perm(word[2 * j], high_byte, places), offset);
           const uint32_t a1 =
               subtract_halves(__byte_perm(word[2 * j + 1], high_byte, places), offset);
-          mma_fp16_of(d, a0, a1, high[n], kNothing);
-          mma_fp16_short(d, a0, a1, low[n]);
+          if (kTogether) {
+            mma_fp16_from(d, a0, a1, a0, a1, high[n], low[n], kNothing);
+          } else {
+            mma_fp16_of(d, a0, a1, high[n], kNothing);
+            mma_fp16_short(d, a0, a1, low[n]);
+          }
           const float lower = j == 0 ? step.x : step.z;
           const float upper = j == 0 ? step.y : step.w;
           d[0] *= lower, d[1] *= lower, d[2] *= upper, d[3] *= upper;
@@ -557,36 +564,5 @@ struct FoldState {
     return __reduce_max_sync(kAll, to[lane() & 7]);
   }
 };
-
-__device__ __forceinline__ float squares(const State& s) {
-  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-  for (int32_t m = 0; m < 16; ++m) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      const float x = s.at[m / 8][m % 8][i];
-      sum[i] = fmaf(x, x, sum[i]);
-    }
-  }
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-__device__ __forceinline__ float largest_of(const State& s) {
-  float most[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int32_t m = 0; m < 16; ++m) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) most[i & 1] = fmaxf(most[i & 1], fabsf(s.at[m / 8][m % 8][i]));
-  }
-  return fmaxf(most[0], most[1]);
-}
-
-__device__ __forceinline__ void multiply(State* s, float factor) {
-#pragma unroll
-  for (int32_t m = 0; m < 16; ++m) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) s->at[m / 8][m % 8][i] *= factor;
-  }
-}
 
 }  // namespace leapquant::cuda::folding_128

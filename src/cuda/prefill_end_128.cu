@@ -59,7 +59,7 @@ __device__ __forceinline__ void encode_head(const Call128& call, const Plan& pla
                                             bool fresh) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const HeadFormat128& format = format_of(call, v_head);
-  const Fold fold = {{{{{{{call, plan, format, shared, 0, thread}}}}}}};
+  const Fold fold = {{{{{{{{call, plan, format, shared, 0, thread}}}}}}}};
   leapquant_health* health =
       call.health != nullptr ? call.health + int64_t{slot} * call.v_heads + v_head : nullptr;
   if (health != nullptr && fresh && thread == 0) *health = leapquant_health{};
@@ -77,7 +77,7 @@ __device__ __forceinline__ void encode_head(const Call128& call, const Plan& pla
   uint32_t flags = load_state(fold, kept, &x, &zero);
   if (fold.rank() > 0) fold.store_matrix(x);
   __syncthreads();
-  flags |= fold.fit_any(&x, zero, [] {});
+  flags |= fold.fit_any<Fits::kAny>(&x, zero, [] {});
   float* sums = fold.at<float>(kReductionsAt);
   const float left = folding_128::sum_of_warp(squares(x));
   const float largest = __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(largest_of(x))));
@@ -86,7 +86,7 @@ __device__ __forceinline__ void encode_head(const Call128& call, const Plan& pla
     sums[32 + fold.warp()] = largest;
   }
   float error = 0.0f;
-  flags |= fold.encode(&x, &error, [] {});
+  flags |= fold.encode<false>(&x, &error, [] {});
   error = folding_128::sum_of_warp(error);
   flags = __reduce_or_sync(kAll, flags);
   if (fold.lane() == 0) sums[40 + fold.warp()] = error;

@@ -150,6 +150,7 @@ __device__ __forceinline__ uint32_t check(const Call128& call, const char* const
 
 // Folds the head that `item` describes; all threads, which have read shared memory for the last
 // time. Behind it its state and base are written, and shared memory is free again.
+template <folding_128::Fits kFits>
 __device__ __forceinline__ void fold_one(const Call128& call, const folding_128::Plan& plan,
                                          char* shared, const folding_128::Item& item) {
   using namespace folding_128;
@@ -164,13 +165,14 @@ __device__ __forceinline__ void fold_one(const Call128& call, const folding_128:
     fence_async_proxy();
   }
   sync_team();
-  Turns<false, true> turns = {call, plan, shared, items, faults, barrier, 0u, 0};
+  Turns<false, true, kFits> turns = {{call, plan, shared, barrier}, items, faults, 0u, 0};
   turns.fold_all(1);
   fence_async_proxy();
   sync_team();
 }
 
 // Static: a host compiler's kernel must not take the place of the launch of the same name.
+template <folding_128::Fits kFits>
 static __global__ void __launch_bounds__(kThreads, 2)
     small_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Places places) {
   extern __shared__ __align__(128) char block_shared[];
@@ -350,8 +352,8 @@ static __global__ void __launch_bounds__(kThreads, 2)
       if (thread == 0) words[kAgain] = 1;
       sync_team();
       if (base < boundary) {
-        fold_one(call, places.fold, shared,
-                 {sequence, v_head, s.slot, s.window_slot, s.position, 1, base, boundary});
+        fold_one<kFits>(call, places.fold, shared,
+                        {sequence, v_head, s.slot, s.window_slot, s.position, 1, base, boundary});
         if (threadIdx.x == 0) words[kBase] = boundary;
         sync_team();
       }

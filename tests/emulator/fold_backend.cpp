@@ -68,8 +68,11 @@ std::string launch(const Call128& call, uint32_t blocks, const Setting& setting)
   const folding::Plan plan = folding::plan_for(call, kVector);
   const auto bytes = static_cast<uint32_t>(folding::team_bytes(plan));
   const uint32_t teams = folding::kMostTeams * bytes <= sizeof(folding::all_shared) ? 2 : 1;
-  return run(blocks, {folding::kThreads, teams}, folding::all_shared, teams * bytes, setting,
-             [&] { folding::fold_kernel<kVector, kPlain>(call, plan); });
+  return run(blocks, {folding::kThreads, teams}, folding::all_shared, teams * bytes, setting, [&] {
+    folding::with_fits(folding::fits_of(call), [&](auto fits) {
+      folding::fold_kernel<kVector, kPlain, fits()>(call, plan);
+    });
+  });
 }
 std::string launch(const Call128& call, bool vector, uint32_t blocks, const Setting& setting) {
   if (vector) {

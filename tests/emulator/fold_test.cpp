@@ -48,6 +48,7 @@ std::vector<Case> cases() {
           {six, "int4+"},
           {one, "int4-compact"},
           {six, "mix(int8+@0-2,int4-compact)"},
+          {six, "mix(int8@0-1,int4+@2-3,int8+)"},
           {one, "8:r=0"},
           {one, "6:r=1"},
           {one, "4h:r=0"},

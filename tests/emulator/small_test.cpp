@@ -109,7 +109,11 @@ Result decode(const Layout& layout, const Inputs& in, Pool* pool, Setting settin
   const auto blocks = static_cast<uint32_t>(call.batch * call.v_heads);
   EXPECT_EQ(run(blocks, {cuda::small_128::kThreads, 1}, cuda::small_128::block_shared,
                 static_cast<uint32_t>(places.bytes), setting,
-                [&] { cuda::small_128::small_kernel(call, places); }),
+                [&] {
+                  cuda::folding_128::with_fits_of_one(
+                      cuda::folding_128::fits_of(call),
+                      [&](auto fits) { cuda::small_128::small_kernel<fits()>(call, places); });
+                }),
             "");
   return result;
 }

@@ -157,6 +157,11 @@ inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint3
                      uint32_t b1) {
   add_product<bf16_of>("product of BF16 ", d, a0, a1, a2, a3, b0, b1);
 }
+inline void mma_fp16_from(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                          uint32_t b0, uint32_t b1, const float (&c)[4]) {
+  for (int i = 0; i < 4; ++i) d[i] = c[i];
+  mma_fp16(d, a0, a1, a2, a3, b0, b1);
+}
 inline void mma_fp16_of(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0, const float (&c)[4]) {
   take_floats(emulator::together("product of depth 8 ",
                                  {a0, a1, b0, __float_as_uint(c[0]), __float_as_uint(c[1]),
