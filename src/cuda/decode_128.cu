@@ -11,6 +11,7 @@
 #include "cuda/call_128.cuh"
 #include "cuda/decode_128.cuh"
 #include "cuda/decode_drafts_128.cuh"
+#include "cuda/known_format_128.cuh"
 #include "cuda/launch_128.cuh"
 #include "cuda/ptx.cuh"
 
@@ -72,7 +73,7 @@ constexpr int32_t kMostLooks = 4096;  // at bases that a fold has to move, befor
 
 // Each block takes heads first .. last - 1 of batch x v_heads, in order, up to 32 of a sequence at
 // a time. First those whose boundary states are up to date, then, as the folds finish, the others.
-template <bool kVector, int kPairs, bool kPlain, bool kMany>
+template <bool kVector, int kPairs, bool kPlain, bool kMany, Known128 kKnown>
 __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, kPlain, kMany))
     decode_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Shares shares) {
   using OneHead = HeadOf<kVector, kPairs, kPlain, kMany>;
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
       // Copies of a head, by parts.
       const auto start = [&](auto part, int32_t bit) {
         const int32_t n = __shfl_sync(kAll, counts, bit);
-        const HeadFormat128& format = head.format_at(group + bit);
+        const HeadFormat128& format = format_as<kKnown>(head.format_at(group + bit));
         if constexpr (part == OneHead::kInputs || part == OneHead::kAllParts) {
           if constexpr (kTogether > 1) {
             head.start_inputs(rows, group + bit, 0, tokens, n, format);
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
         const int32_t v_head = group + bit;
         const int32_t n = __shfl_sync(kAll, counts, bit);
         const OneHead head = head_at(fresh_copy(own_lane));
-        const HeadFormat128& format = head.format_at(v_head);
+        const HeadFormat128& format = format_as<kKnown>(head.format_at(v_head));
         if constexpr (kTogether > 1) {
 #pragma unroll 1
           for (int32_t t = 0; t < tokens; t += kTogether) {
@@ -352,6 +353,23 @@ int32_t blocks_together(const Call128& call, int32_t blocks) {
   return parts % 8 == 0 ? 8 : parts % 4 == 0 ? 4 : parts % 2 == 0 ? 2 : 1;
 }
 
+// Formats that have kernels of their own: common calls of one format, large batches.
+constexpr bool decodes_apart(bool vector, bool many, Known128 known) {
+  return vector || many ? vector != many && known == Known128::kInt8 : true;
+}
+
+template <bool kVector, int kPairs, bool kPlain, bool kMany>
+auto kernel_of(const Call128& call) {
+  using Kernel = void (*)(Call128, Shares);
+  if constexpr (kPairs == 1 && kPlain) {
+    return with_known(known_128(call.classes[0]), [](auto known) -> Kernel {
+      constexpr Known128 kOwn = decodes_apart(kVector, kMany, known()) ? known() : Known128::kAny;
+      return decode_kernel<kVector, kPairs, kPlain, kMany, kOwn>;
+    });
+  }
+  return Kernel{decode_kernel<kVector, kPairs, kPlain, kMany, Known128::kAny>};
+}
+
 template <bool kVector, int kPairs, bool kPlain, bool kMany>
 cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shares,
                    cudaStream_t stream) {
@@ -359,7 +377,7 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shar
   const Plan plan =
       plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0, call.weight_rows,
               kPairs, drafts_together(kVector, kPairs, kPlain, kMany));
-  const auto kernel = decode_kernel<kVector, kPairs, kPlain, kMany>;
+  const auto kernel = kernel_of<kVector, kPairs, kPlain, kMany>(call);
   if (const cudaError_t error = share_memory_128(kernel, plan.bytes)) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));

@@ -15,13 +15,19 @@ using namespace folding_128;
 using Kernel = void (*)(Call128, Plan);
 
 Kernel kernel_of(const Call128& call, bool vector) {
-  if (call.plain) {  // of one format
-    return with_fits_of_one(fits_of(call), [&](auto fits) -> Kernel {
-      return vector ? fold_kernel<true, true, fits()> : fold_kernel<false, true, fits()>;
+  if (call.plain && vector) {  // of one format
+    return with_kinds_of_one<true>(call, [](auto fits, auto known) -> Kernel {
+      return fold_kernel<true, true, fits(), known()>;
+    });
+  }
+  if (call.plain) {
+    return with_kinds_of_one<false>(call, [](auto fits, auto known) -> Kernel {
+      return fold_kernel<false, true, fits(), known()>;
     });
   }
   return with_fits(fits_of(call), [&](auto fits) -> Kernel {
-    return vector ? fold_kernel<true, false, fits()> : fold_kernel<false, false, fits()>;
+    return vector ? fold_kernel<true, false, fits(), Known128::kAny>
+                  : fold_kernel<false, false, fits(), Known128::kAny>;
   });
 }
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/call_128.cuh"
+#include "cuda/known_format_128.cuh"
 
 namespace leapquant::cuda::folding_128 {
 
@@ -51,6 +51,70 @@ auto with_fits_of_one(Fits fits, const Use& use) {
 template <typename Use>
 auto with_fits(Fits fits, const Use& use) {
   return fits == Fits::kAny ? use(FitsConstant<Fits::kAny>()) : with_fits_of_one(fits, use);
+}
+
+// Numbers of compensators.
+struct Ranks {
+  int32_t fp16, int8, int4;
+};
+
+// Those of the formats that have kernels of their own which fold: presets, and `int8` with eight.
+// Nought: there is none.
+template <bool kVector>
+constexpr Ranks ranks_of(Fits fits, Known128 known) {
+  constexpr Ranks kNone = {0, 0, 0};
+  if (kVector && known != Known128::kInt8) return kNone;
+  switch (known) {
+    case Known128::kInt8:
+      if (kVector && fits != Fits::kFew) return kNone;
+      return fits == Fits::kFew ? Ranks{4, 0, 0} : fits == Fits::kSome ? Ranks{8, 0, 0} : kNone;
+    case Known128::kInt6:
+      return fits == Fits::kFew ? Ranks{4, 0, 0} : kNone;
+    case Known128::kInt4:
+      return fits == Fits::kSome ? Ranks{8, 0, 0} : kNone;
+    case Known128::kInt8Plus:
+      return fits == Fits::kSome ? Ranks{0, 4, 7} : kNone;
+    case Known128::kInt6Plus:
+      return fits == Fits::kSome ? Ranks{0, 4, 8} : kNone;
+    case Known128::kInt4Plus:
+      return fits == Fits::kSome ? Ranks{0, 4, 11} : fits == Fits::kMany ? Ranks{0, 8, 18} : kNone;
+    case Known128::kAny:
+      break;
+  }
+  return kNone;
+}
+
+// What `use` returns for the fits of a call of one format, and what is known of that, as constants.
+template <bool kVector, typename Use>
+auto with_kinds_of_one(const Call128& call, const Use& use) {
+  const HeadFormat128& format = call.classes[0];
+  return with_fits_of_one(fits_of(call), [&](auto fits) {
+    return with_known(known_128(format), [&](auto known) {
+      constexpr Ranks kRanks = ranks_of<kVector>(fits(), known());
+      if constexpr (kRanks.fp16 + kRanks.int8 + kRanks.int4 > 0) {
+        if (format.num_fp16 == kRanks.fp16 && format.num_int8 == kRanks.int8 &&
+            format.num_int4 == kRanks.int4) {
+          return use(fits, known);
+        }
+      }
+      return use(fits, KnownConstant<Known128::kAny>());
+    });
+  });
+}
+
+// format_as, and the numbers of compensators.
+template <bool kVector, Fits kFits, Known128 kKnown>
+__device__ __forceinline__ decltype(auto) format_with(const HeadFormat128& format) {
+  if constexpr (kKnown == Known128::kAny) {
+    return (format);
+  } else {
+    constexpr Ranks kRanks = ranks_of<kVector>(kFits, kKnown);
+    HeadFormat128 known = format_as<kKnown>(format);
+    known.num_fp16 = kRanks.fp16;
+    known.num_int8 = kRanks.int8;
+    known.num_int4 = kRanks.int4;
+    return known;
+  }
 }
 
 }  // namespace leapquant::cuda::folding_128

@@ -106,7 +106,7 @@ __device__ __forceinline__ void normalise(const Fold& fold, State* x, float scal
 
 // A block's turns at the heads on its list. The next head's boundary state and records arrive, and
 // the last one's are stored, while a head is folded.
-template <bool kVector, bool kPlain, Fits kFits>
+template <bool kVector, bool kPlain, Fits kFits, Known128 kKnown>
 struct Turns : Copies<kVector, kPlain> {
   using Base = Copies<kVector, kPlain>;
   using Base::barrier;
@@ -209,7 +209,8 @@ struct Turns : Copies<kVector, kPlain> {
       const Item& item = items[i];
       const int32_t records = item.boundary - item.base;
       const bool more = i + 1 < count;
-      const HeadFormat128& format = kPlain ? call.classes[0] : format_of(call, item.v_head);
+      const HeadFormat128& format = format_with<kVector, kFits, kKnown>(
+          kPlain ? call.classes[0] : format_of(call, item.v_head));
       const Fold fold = {{{{{{{{call, plan, format, shared, turn, thread}}}}}}}};
       // Moves the last head's base, or at least waits until its state has gone, and lets copies go
       // where it was.
@@ -341,7 +342,7 @@ struct Turns : Copies<kVector, kPlain> {
 // make a block, which takes all registers of a multiprocessor, so that nothing else runs there;
 // each folds heads of its own.
 // Static: a host compiler's kernel must not take the place of the launch of the same name.
-template <bool kVector, bool kPlain, Fits kFits>
+template <bool kVector, bool kPlain, Fits kFits, Known128 kKnown>
 static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
     fold_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(128) char all_shared[];
@@ -360,7 +361,8 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
     barrier_init(barrier + 8, 1);
   }
   fence_async_proxy();
-  Turns<kVector, kPlain, kFits> turns = {{call, plan, shared, barrier}, items, faults, 0u, 0};
+  Turns<kVector, kPlain, kFits, kKnown> turns = {
+      {call, plan, shared, barrier}, items, faults, 0u, 0};
 
   const int32_t total = call.batch * call.v_heads;
   const int64_t teams = int64_t{gridDim.x} * blockDim.y;

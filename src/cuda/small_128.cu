@@ -23,9 +23,9 @@ bool small_128_serves(const Call128& call, bool vector, int32_t processors, int3
 
 cudaError_t launch_small_128(const Call128& call, cudaStream_t stream) {
   if (call.batch == 0 || call.v_heads == 0) return cudaSuccess;
-  const auto kernel = folding_128::with_fits_of_one(
-      folding_128::fits_of(call), [](auto fits) -> void (*)(Call128, small_128::Places) {
-        return small_128::small_kernel<fits()>;
+  const auto kernel = small_128::with_kinds(
+      call, [](auto fits, auto known) -> void (*)(Call128, small_128::Places) {
+        return small_128::small_kernel<fits(), known()>;
       });
   const small_128::Places places = small_128::places_of(call);
   if (const cudaError_t error = share_memory_128(kernel, places.bytes)) return error;

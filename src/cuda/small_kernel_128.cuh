@@ -150,7 +150,7 @@ __device__ __forceinline__ uint32_t check(const Call128& call, const char* const
 
 // Folds the head that `item` describes; all threads, which have read shared memory for the last
 // time. Behind it its state and base are written, and shared memory is free again.
-template <folding_128::Fits kFits>
+template <folding_128::Fits kFits, Known128 kKnown>
 __device__ __forceinline__ void fold_one(const Call128& call, const folding_128::Plan& plan,
                                          char* shared, const folding_128::Item& item) {
   using namespace folding_128;
@@ -165,19 +165,32 @@ __device__ __forceinline__ void fold_one(const Call128& call, const folding_128:
     fence_async_proxy();
   }
   sync_team();
-  Turns<false, true, kFits> turns = {{call, plan, shared, barrier}, items, faults, 0u, 0};
+  Turns<false, true, kFits, kKnown> turns = {{call, plan, shared, barrier}, items, faults, 0u, 0};
   turns.fold_all(1);
   fence_async_proxy();
   sync_team();
 }
 
+// What `use` returns for the fits of a call and what is known of its format, as constants.
+template <typename Use>
+auto with_kinds(const Call128& call, const Use& use) {
+  return folding_128::with_fits_of_one(folding_128::fits_of(call), [&](auto fits) {
+    if constexpr (fits() == folding_128::Fits::kFew) {
+      if (known_128(call.classes[0]) == Known128::kInt8 && call.classes[0].num_fp16 == 4) {
+        return use(fits, KnownConstant<Known128::kInt8>());
+      }
+    }
+    return use(fits, KnownConstant<Known128::kAny>());
+  });
+}
+
 // Static: a host compiler's kernel must not take the place of the launch of the same name.
-template <folding_128::Fits kFits>
+template <folding_128::Fits kFits, Known128 kKnown>
 static __global__ void __launch_bounds__(kThreads, 2)
     small_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Places places) {
   extern __shared__ __align__(128) char block_shared[];
   const decoding_128::Plan& plan = places.decode;
-  const HeadFormat128& format = call.classes[0];
+  const HeadFormat128& format = folding_128::format_with<false, kFits, kKnown>(call.classes[0]);
   if (threadIdx.x < kAddresses) {
     const Way& way = places.ways[threadIdx.x];
     const char* address = static_cast<const char*>(way.at) + block_y() * way.per_sequence +
@@ -352,8 +365,9 @@ static __global__ void __launch_bounds__(kThreads, 2)
       if (thread == 0) words[kAgain] = 1;
       sync_team();
       if (base < boundary) {
-        fold_one<kFits>(call, places.fold, shared,
-                        {sequence, v_head, s.slot, s.window_slot, s.position, 1, base, boundary});
+        fold_one<kFits, kKnown>(
+            call, places.fold, shared,
+            {sequence, v_head, s.slot, s.window_slot, s.position, 1, base, boundary});
         if (threadIdx.x == 0) words[kBase] = boundary;
         sync_team();
       }

@@ -69,9 +69,15 @@ std::string launch(const Call128& call, uint32_t blocks, const Setting& setting)
   const auto bytes = static_cast<uint32_t>(folding::team_bytes(plan));
   const uint32_t teams = folding::kMostTeams * bytes <= sizeof(folding::all_shared) ? 2 : 1;
   return run(blocks, {folding::kThreads, teams}, folding::all_shared, teams * bytes, setting, [&] {
-    folding::with_fits(folding::fits_of(call), [&](auto fits) {
-      folding::fold_kernel<kVector, kPlain, fits()>(call, plan);
-    });
+    if constexpr (kPlain) {
+      folding::with_kinds_of_one<kVector>(call, [&](auto fits, auto known) {
+        folding::fold_kernel<kVector, kPlain, fits(), known()>(call, plan);
+      });
+    } else {
+      folding::with_fits(folding::fits_of(call), [&](auto fits) {
+        folding::fold_kernel<kVector, kPlain, fits(), cuda::Known128::kAny>(call, plan);
+      });
+    }
   });
 }
 std::string launch(const Call128& call, bool vector, uint32_t blocks, const Setting& setting) {

@@ -110,9 +110,9 @@ Result decode(const Layout& layout, const Inputs& in, Pool* pool, Setting settin
   EXPECT_EQ(run(blocks, {cuda::small_128::kThreads, 1}, cuda::small_128::block_shared,
                 static_cast<uint32_t>(places.bytes), setting,
                 [&] {
-                  cuda::folding_128::with_fits_of_one(
-                      cuda::folding_128::fits_of(call),
-                      [&](auto fits) { cuda::small_128::small_kernel<fits()>(call, places); });
+                  cuda::small_128::with_kinds(call, [&](auto fits, auto known) {
+                    cuda::small_128::small_kernel<fits(), known()>(call, places);
+                  });
                 }),
             "");
   return result;
