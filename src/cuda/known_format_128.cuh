@@ -37,8 +37,8 @@ constexpr Known128 known_128(const HeadFormat128& f) {
   const auto of = [&](Known128 eight, Known128 six, Known128 four) {
     return f.bits == 8 ? eight : f.bits == 6 ? six : four;
   };
-  if (f.fp16_scale == 0 && f.smoothing == LEAPQUANT_SMOOTHING_FP32 && integers && f.num_fp16 >= 4 &&
-      f.num_int8 == 0 && f.num_int4 == 0) {
+  if (f.fp16_scale == 0 && f.smoothing == LEAPQUANT_SMOOTHING_FP32 && integers && f.num_int8 == 0 &&
+      f.num_int4 == 0) {
     return of(Known128::kInt8, Known128::kInt6, Known128::kInt4);
   }
   if (f.fp16_scale != 0 && f.smoothing == LEAPQUANT_SMOOTHING_LOG8 && f.num_fp16 == 0 &&
