@@ -104,22 +104,29 @@ int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t
   const double total = static_cast<double>(call.batch) * call.v_heads;
   const double due = total * std::min(call.tokens, call.window) / call.window;
   const HeadFormat128& f = call.classes[0];
-  const int32_t rank = f.num_fp16 + f.num_int8 + f.num_int4;
+  const int32_t mixed = f.num_int8 + f.num_int4;
+  const int32_t rank = f.num_fp16 + mixed;
   // Microseconds: of two folds at once on a multiprocessor; of one multiprocessor for a head; of
   // the whole call's bytes.
-  const double fold = (rank <= 16 ? 13.8 + 0.5 * rank : 18.5 + 1.5 * rank) + (vector ? 2.0 : 0.0);
-  const double head = (vector ? 0.86 : 0.54) * call.tokens;
+  const double fold = (mixed == 0 && rank <= 4   ? 14.9
+                       : mixed == 0 && rank <= 8 ? 16.3
+                                                 : 24.8 + 2.35 * std::max(0, rank - 16)) +
+                      (vector ? 1.9 : 0.0);
+  const double head = (0.515 + (f.bits == 6 ? 0.075 : 0.0) + 0.02 * mixed + (vector ? 0.3 : 0.0)) *
+                      (0.35 + 0.65 * call.tokens);
   const double bytes = total * (call.boundary_bytes + 5000.0) * 0.28e-6;
-  const auto folds = [&](int32_t on) { return std::ceil(due / (2 * on)) * fold; };
+  // Due heads are dealt unevenly: between the mean and the next whole number of rounds.
+  const auto folds = [&](int32_t on) {
+    const double rounds = due / (2 * on);
+    return 0.5 * (rounds + std::ceil(rounds)) * fold;
+  };
   const auto decode = [&](int32_t on) { return std::max(total * head / on, bytes); };
   int32_t best = 0;
   double least = folds(processors) + decode(processors);
   for (int32_t groups = 1; groups <= most && groups * kFoldGroup128 < processors; ++groups) {
     const int32_t on = groups * kFoldGroup128;
-    const double a = folds(on);
-    const double b = decode(processors - on);
-    // The longer of the two, beside which the other slows it down, and the last heads behind both.
-    const double time = std::max(a, b) + 0.1 * std::min(a, b) + 6.0;
+    // The longer of the two, and its start and end.
+    const double time = std::max(folds(on), decode(processors - on)) + 6.0;
     if (time < least) least = time, best = groups;
   }
   return best;
