@@ -18,6 +18,18 @@ struct Item {
   int32_t sequence, v_head, slot, window_slot, position, tokens, base, boundary;
 };
 
+// One of a head's copies, as it is for all heads of a call of one format: keys, corrections and
+// decays of its records, codes of its state and what follows them.
+struct Route {
+  const char* from;
+  int64_t per_slot;
+  uint32_t per_head, bytes;
+  uint32_t to, to_second;  // places in shared memory, of even and of odd turns
+  uint32_t shift;          // heads that share it: 2^shift
+  uint32_t others;         // bytes of the copies that this one announces besides
+};
+constexpr int32_t kRoutes = 5;
+
 template <bool kVector, bool kPlain>
 struct Copies {
   const Call128& call;
@@ -121,6 +133,84 @@ struct Copies {
     } else {
       bulk_copy(to, from, bytes, of_window ? barrier + 8 : barrier);
     }
+  }
+
+  // Notes the routes, a lane each, where keys are shared by 2^n heads.
+  __device__ __forceinline__ void note_routes(Route* routes) const {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) & 31;
+    if (lane >= kRoutes) return;
+    const HeadFormat128& format = call.classes[0];
+    const uint32_t records = shared_address(shared + plan.records);
+    const auto ring = static_cast<uint32_t>(call.ring_tokens) * 256u;
+    const auto codes = static_cast<uint32_t>(FoldState::payload_of(format));
+    const auto tail = static_cast<uint32_t>(format.bytes) - codes;
+    const auto head = static_cast<uint32_t>(format.bytes);
+    Route r = {};
+    if (lane == 0) {
+      r = {call.windows,
+           call.window_stride,
+           static_cast<uint32_t>(call.key_head_stride),
+           ring,
+           records,
+           records,
+           31u - static_cast<uint32_t>(__clz(call.group)),
+           0u};
+    } else if (lane == 1) {
+      r = {call.windows + call.corrections,
+           call.window_stride,
+           static_cast<uint32_t>(call.correction_head_stride),
+           ring,
+           records + ring,
+           records + ring,
+           0u,
+           0u};
+    } else if (lane == 2) {
+      const bool copied = !kVector && call.stored_decay != 0;
+      r = {call.windows + call.log_decays,
+           call.window_stride,
+           static_cast<uint32_t>(call.decay_head_stride),
+           copied ? 4u * static_cast<uint32_t>(call.ring_tokens) : 0u,
+           records + 2 * ring,
+           records + 2 * ring,
+           0u,
+           2 * ring};
+    } else if (lane == 3) {
+      r = {call.states,
+           call.state_stride,
+           head,
+           codes,
+           shared_address(shared + plan.codes),
+           shared_address(shared + plan.codes + plan.codes_apart),
+           0u,
+           tail};
+    } else {
+      r = {call.states + codes,
+           call.state_stride,
+           head,
+           tail,
+           shared_address(shared + plan.tails),
+           shared_address(shared + plan.tails + plan.tail_bytes),
+           0u,
+           0u};
+    }
+    routes[lane] = r;
+  }
+  // Starts all copies of a head by routes, by a warp. Where decays begin between two blocks of 16
+  // bytes, these are copied whole.
+  __device__ __forceinline__ void start_by_routes(const Route* routes, const Item& item,
+                                                  int32_t at) const {
+    const int32_t lane = fresh_copy(static_cast<int32_t>(threadIdx.x)) & 31;
+    if (lane >= kRoutes) return;
+    const Route r = routes[lane];
+    const bool of_window = lane < 3;
+    const char* from = r.from +
+                       uint64_t{static_cast<uint32_t>(item.v_head) >> r.shift} * r.per_head +
+                       (of_window ? item.window_slot : item.slot) * r.per_slot;
+    const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 15u;
+    const uint32_t bytes = r.bytes == 0 ? 0u : (before + r.bytes + 15u) & ~15u;
+    const uint32_t full = of_window ? barrier + 8 : barrier;
+    if (r.others != 0) barrier_expect(full, r.others + bytes);
+    if (bytes != 0) bulk_copy(at == 0 ? r.to : r.to_second, from - before, bytes, full);
   }
 
   // A head's records by number, from wherever they are.

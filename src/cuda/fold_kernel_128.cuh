@@ -20,9 +20,11 @@ namespace leapquant::cuda::folding_128 {
 constexpr int32_t kChunk = 128;  // heads that a block looks at together
 constexpr int32_t kMostTeams = 2;
 constexpr int32_t kItemBytes = sizeof(Item) + 4;  // and its faults
+// Behind both: their number, a word of the sender's, two barriers, routes of copies.
+constexpr int32_t kBehindItems = 32 + kRoutes * static_cast<int32_t>(sizeof(Route));
 
 __host__ __device__ constexpr int32_t team_bytes(const Plan& plan) {
-  return (plan.list + kChunk * kItemBytes + 32 + 127) & ~127;
+  return (plan.list + kChunk * kItemBytes + kBehindItems + 127) & ~127;
 }
 
 // The places that a call's folds have in a team's shared memory. Records and the next head's state
@@ -133,12 +135,26 @@ struct Turns : Copies<kVector, kPlain> {
       if (threadIdx.x >> 5 != kSendingWarp) return;
       fence_async_shared();
       __syncwarp();
-      Base::start_by_lanes(item, at, records, state);
+      // Few compensators always leave room for records and a second place of the state.
+      if constexpr (kPlain) {
+        Base::start_by_routes(routes(), item, at);
+      } else {
+        Base::start_by_lanes(item, at, records, state);
+      }
     } else if (threadIdx.x == kSender) {
       fence_async_proxy();
       if (records) Base::start_records(item);
       if (state) Base::start_state(item, at);
     }
+  }
+  __device__ __forceinline__ Route* routes() const {
+    return reinterpret_cast<Route*>(faults + kChunk + 8);
+  }
+  // By the sending warp, before anything is copied.
+  __device__ __forceinline__ void note_routes() const {
+    if (!kShort || !kPlain || threadIdx.x >> 5 != kSendingWarp) return;
+    Base::note_routes(routes());
+    __syncwarp();
   }
   __device__ __forceinline__ static void fence_shared() {
     if (kShort) {
@@ -363,6 +379,7 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
   fence_async_proxy();
   Turns<kVector, kPlain, kFits, kKnown> turns = {
       {call, plan, shared, barrier}, items, faults, 0u, 0};
+  turns.note_routes();
 
   const int32_t total = call.batch * call.v_heads;
   const int64_t teams = int64_t{gridDim.x} * blockDim.y;
