@@ -108,7 +108,7 @@ int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t
   const int32_t rank = f.num_fp16 + mixed;
   // Microseconds: of two folds at once on a multiprocessor; of one multiprocessor for a head; of
   // the whole call's bytes.
-  const double fold = (mixed == 0 && rank <= 4   ? 14.9
+  const double fold = (mixed == 0 && rank <= 4   ? 14.0
                        : mixed == 0 && rank <= 8 ? 16.3
                                                  : 24.8 + 2.35 * std::max(0, rank - 16)) +
                       (vector ? 1.9 : 0.0);

@@ -13,51 +13,6 @@ namespace leapquant::cuda::folding_128 {
 constexpr int32_t kFewLowsAt = kFloatsAt + 64;
 
 struct FoldFitFew : FoldFit {
-  // By one warp, from the columns in `sides`: what makes them orthonormal in order, the inverse of
-  // the Cholesky factor of their Gram matrix, into `turns`.
-  __device__ __forceinline__ void factor_apart(bool again) const {
-    float4 x[4];
-#pragma unroll
-    for (int32_t c = 0; c < 4; ++c) {
-      x[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (c < rank()) x[c] = reinterpret_cast<const float4*>(sides() + c * kStride)[lane()];
-    }
-    float p[8] = {dot(x[0], x[0]), dot(x[1], x[0]), dot(x[1], x[1]), dot(x[2], x[0]),
-                  dot(x[2], x[1]), dot(x[2], x[2]), dot(x[3], x[0]), dot(x[3], x[1])};
-    const float sums = eight_sums(p);
-    const float g32 = sum_of_warp(dot(x[3], x[2]));
-    const float g33 = sum_of_warp(dot(x[3], x[3]));
-    float gram[8];
-#pragma unroll
-    for (int32_t i = 0; i < 8; ++i) gram[i] = __shfl_sync(kAll, sums, 4 * i);
-    float s0, s1, s2, s3;
-    const float i0 = inverse_of(again, gram[0], gram[0], &s0);
-    const float l10 = gram[1] * s0;
-    const float l20 = gram[3] * s0;
-    const float l30 = gram[6] * s0;
-    const float p1 = fmaf(-l10, l10, gram[2]);
-    const float i1 = inverse_of(again, p1, gram[2], &s1);
-    const float l21 = fmaf(-l20, l10, gram[4]) * s1;
-    const float l31 = fmaf(-l30, l10, gram[7]) * s1;
-    const float p2 = fmaf(-l21, l21, fmaf(-l20, l20, gram[5]));
-    const float i2 = inverse_of(again, p2, gram[5], &s2);
-    const float l32 = fmaf(-l31, l21, fmaf(-l30, l20, g32)) * s2;
-    const float p3 = fmaf(-l32, l32, fmaf(-l31, l31, fmaf(-l30, l30, g33)));
-    const float i3 = inverse_of(again, p3, g33, &s3);
-    const float n10 = -i1 * (l10 * i0);
-    const float n20 = -i2 * fmaf(l21, n10, l20 * i0);
-    const float n21 = -i2 * (l21 * i1);
-    if (lane() == 0) {
-      turns()[0] = make_float4(i0, 0.0f, 0.0f, 0.0f);
-      turns()[1] = make_float4(n10, i1, 0.0f, 0.0f);
-      turns()[2] = make_float4(n20, n21, i2, 0.0f);
-      turns()[3] = make_float4(-i3 * fmaf(l32, n20, fmaf(l31, n10, l30 * i0)),
-                               -i3 * fmaf(l32, n21, l31 * i1), -i3 * (l32 * i2), i3);
-    }
-  }
-  // A row a column, where the Gram matrix of other fits is.
-  __device__ __forceinline__ float4* turns() const { return at<float4>(plan.gram); }
-
   // A lane has a row of four columns, that of the warp's value or key (of operands) g or g + 8; its
   // neighbour has the same one. Each of the two stores two columns.
   __device__ __forceinline__ int32_t pair() const { return 2 * (t() & 1); }
@@ -102,16 +57,25 @@ struct FoldFitFew : FoldFit {
       x[3] = fmaf(-l32, x[2], fmaf(-l31, x[1], fmaf(-l30, x[0], x[3]))) * i3;
     }
   };
-  // Of a column that is not nought and not within `least` of its square in the span of those
-  // before.
-  __device__ __forceinline__ static float inverse_few(float pivot, float diagonal, float least,
-                                                      bool* sound) {
-    if (pivot < least * diagonal) *sound = false;
-    return pivot > 0.0f ? rsqrt_fast(pivot) : 0.0f;
+  // What a column is multiplied by once those before are taken off it, from its square then
+  // (`pivot`) and before (`diagonal`), and what later columns take it off by. A pivot below 3e-7 of
+  // the diagonal may be rounding. `floors`: the column lives, scaled by that least, and nothing is
+  // taken off later ones for it; else it dies. *exact: at most 1 where a pivot is below 0.004 of
+  // its diagonal, 0 below 1e-5.
+  __device__ __forceinline__ static float inverse_few(bool floors, float pivot, float diagonal,
+                                                      int32_t* exact, float* later) {
+    const float least = 3e-7f * diagonal;
+    const bool rounding = pivot < least;
+    if (pivot < 0.004f * diagonal) *exact = min(*exact, pivot < 1e-5f * diagonal ? 0 : 1);
+    const float square = rounding ? floors ? least : 0.0f : pivot;
+    const float inverse = square > 0.0f ? rsqrt_fast(square) : 0.0f;
+    *later = rounding ? 0.0f : inverse;
+    return inverse;
   }
   // From products of high parts (columns 0 .. 3) and low ones (4 .. 7) as `times` gives them.
-  // Returns whether the factor is exact enough.
-  __device__ __forceinline__ bool factor_few(const float (&gram)[4], float least, Factor* f) const {
+  // Returns how exact the factor is: 2, 1 or 0.
+  __device__ __forceinline__ int32_t factor_few(const float (&gram)[4], bool floors,
+                                                Factor* f) const {
     float m[2];
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
@@ -123,42 +87,22 @@ struct FoldFitFew : FoldFit {
     };
     const float g11 = of(1, 1), g22 = of(2, 2), g33 = of(3, 3);
     const float g00 = of(0, 0);
-    bool sound = true;
-    f->i0 = inverse_few(g00, g00, least, &sound);
-    f->l10 = of(1, 0) * f->i0;
-    f->l20 = of(2, 0) * f->i0;
-    f->l30 = of(3, 0) * f->i0;
-    f->i1 = inverse_few(fmaf(-f->l10, f->l10, g11), g11, least, &sound);
-    f->l21 = fmaf(-f->l20, f->l10, of(2, 1)) * f->i1;
-    f->l31 = fmaf(-f->l30, f->l10, of(3, 1)) * f->i1;
-    f->i2 = inverse_few(fmaf(-f->l21, f->l21, fmaf(-f->l20, f->l20, g22)), g22, least, &sound);
-    f->l32 = fmaf(-f->l31, f->l21, fmaf(-f->l30, f->l20, of(3, 2))) * f->i2;
-    f->i3 = inverse_few(fmaf(-f->l32, f->l32, fmaf(-f->l31, f->l31, fmaf(-f->l30, f->l30, g33))),
-                        g33, least, &sound);
-    return sound;
-  }
-
-  // Columns that are too near dependent for that: orthonormal by FP32 sums, twice, in one warp.
-  __device__ __forceinline__ void separate(float (&x)[4]) const {
-#pragma unroll 1
-    for (int32_t pass = 0; pass < 2; ++pass) {
-      sync_team();  // the low parts, which lie in their place, have been read
-      const float2 own = own_pair(x);
-      float* to = sides() + pair() * kStride + row();
-      to[0] = own.x, to[kStride] = own.y;
-      sync_team();
-      if (warp() == 0) factor_apart(pass != 0);
-      sync_team();
-      const float4 b = turns()[1];
-      const float4 c = turns()[2];
-      const float4 d = turns()[3];
-      x[3] = fmaf(d.w, x[3], fmaf(d.z, x[2], fmaf(d.y, x[1], d.x * x[0])));
-      x[2] = fmaf(c.z, x[2], fmaf(c.y, x[1], c.x * x[0]));
-      x[1] = fmaf(b.y, x[1], b.x * x[0]);
-      x[0] *= turns()[0].x;
-    }
-    put_values(x);
-    sync_team();
+    int32_t exact = 2;
+    float s0, s1, s2, s3;
+    f->i0 = inverse_few(floors, g00, g00, &exact, &s0);
+    f->l10 = of(1, 0) * s0;
+    f->l20 = of(2, 0) * s0;
+    f->l30 = of(3, 0) * s0;
+    f->i1 = inverse_few(floors, fmaf(-f->l10, f->l10, g11), g11, &exact, &s1);
+    f->l21 = fmaf(-f->l20, f->l10, of(2, 1)) * s1;
+    f->l31 = fmaf(-f->l30, f->l10, of(3, 1)) * s1;
+    f->i2 =
+        inverse_few(floors, fmaf(-f->l21, f->l21, fmaf(-f->l20, f->l20, g22)), g22, &exact, &s2);
+    f->l32 = fmaf(-f->l31, f->l21, fmaf(-f->l30, f->l20, of(3, 2))) * s2;
+    f->i3 = inverse_few(floors,
+                        fmaf(-f->l32, f->l32, fmaf(-f->l31, f->l31, fmaf(-f->l30, f->l30, g33))),
+                        g33, &exact, &s3);
+    return exact;
   }
 
   // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
@@ -174,7 +118,7 @@ struct FoldFitFew : FoldFit {
         shared_address(shared + kColumnsAt) + (lane() & 3) * kColumnBytes + 16 * (lane() >> 3);
     float x[4];  // of columns
     float d[4];
-    bool separated = false;
+    int32_t passes = 0;  // that have made these columns more nearly orthonormal
     int32_t left = 2 * rounds;
 #pragma unroll 1
     for (;;) {
@@ -187,7 +131,7 @@ struct FoldFitFew : FoldFit {
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) x[i] *= shrink;
         put_values(x);
-        separated = false;
+        passes = 0;
       } else {
         const bool turned = left < 2 * rounds;
         float gram[4];
@@ -203,9 +147,16 @@ struct FoldFitFew : FoldFit {
         take_row(d, k);
         if (turned) {
           Factor factor;
-          if (!factor_few(gram, left == 0 ? 0.004f : 1e-5f, &factor) && !separated) {
-            separate(x);
-            separated = true;
+          const int32_t exact = factor_few(gram, passes == 0, &factor);
+          if (exact < (left == 0 ? 2 : 1) && passes < 2) {
+            factor.apply(x);
+            ++passes;
+            // To lengths of 2^10, of which low parts lose nothing.
+#pragma unroll
+            for (int32_t i = 0; i < 4; ++i) x[i] *= 1024.0f;
+            sync_team();  // the columns have been read
+            put_values(x);
+            sync_team();
             continue;
           }
           factor.apply(k);
