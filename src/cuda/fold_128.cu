@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/fold_kernel_128.cuh"
+#include "cuda/fold_known_128.cuh"
 #include "cuda/launch_128.cuh"
 
 namespace leapquant::cuda {
@@ -12,20 +13,15 @@ namespace {
 
 using namespace folding_128;
 
-using Kernel = void (*)(Call128, Plan);
-
-Kernel kernel_of(const Call128& call, bool vector) {
-  if (call.plain && vector) {  // of one format
-    return with_kinds_of_one<true>(call, [](auto fits, auto known) -> Kernel {
-      return fold_kernel<true, true, fits(), known()>;
+FoldKernel kernel_of(const Call128& call, bool vector) {
+  if (FoldKernel known = known_fold_kernel(call, vector)) return known;
+  if (call.plain) {  // of one format
+    return with_fits_of_one(fits_of(call), [&](auto fits) -> FoldKernel {
+      return vector ? fold_kernel<true, true, fits(), Known128::kAny>
+                    : fold_kernel<false, true, fits(), Known128::kAny>;
     });
   }
-  if (call.plain) {
-    return with_kinds_of_one<false>(call, [](auto fits, auto known) -> Kernel {
-      return fold_kernel<false, true, fits(), known()>;
-    });
-  }
-  return with_fits(fits_of(call), [&](auto fits) -> Kernel {
+  return with_fits(fits_of(call), [&](auto fits) -> FoldKernel {
     return vector ? fold_kernel<true, false, fits(), Known128::kAny>
                   : fold_kernel<false, false, fits(), Known128::kAny>;
   });
@@ -33,7 +29,7 @@ Kernel kernel_of(const Call128& call, bool vector) {
 
 // A launch but for the grid.
 struct Launch {
-  Kernel kernel;
+  FoldKernel kernel;
   cudaLaunchConfig_t config;
   cudaLaunchAttribute attribute;
 };

@@ -20,8 +20,7 @@ struct FoldFitMixed : FoldFitEight {
 
   // Adds 16 x 32 numbers of the state, two operands, times 32 rows of all blocks at `columns`.
   template <int kCount>
-  __device__ __forceinline__ static void add_products(float (&d)[kCount][4],
-                                                      const uint32_t (&a)[4],
+  __device__ __forceinline__ static void add_products(float (&d)[kCount][4], const uint32_t (&a)[4],
                                                       const uint32_t (&c)[4], uint32_t columns) {
 #pragma unroll
     for (int32_t n = 0; n < kCount; ++n) {
