@@ -57,14 +57,20 @@ struct FoldFitFew : FoldFit {
       x[3] = fmaf(-l32, x[2], fmaf(-l31, x[1], fmaf(-l30, x[0], x[3]))) * i3;
     }
   };
+  // Within FP16: of columns that are all rounding nothing bounds the length, and what is not finite
+  // would stay so in all products.
+  __device__ __forceinline__ static float bounded(float x) {
+    return fminf(fmaxf(x, -32768.0f), 32768.0f);
+  }
   // What a column is multiplied by once those before are taken off it, from its square then
-  // (`pivot`) and before (`diagonal`), and what later columns take it off by. A pivot below 3e-7 of
-  // the diagonal may be rounding. `floors`: the column lives, scaled by that least, and nothing is
-  // taken off later ones for it; else it dies. *exact: at most 1 where a pivot is below 0.004 of
-  // its diagonal, 0 below 1e-5.
+  // (`pivot`) and before (`diagonal`), and what later columns take it off by. A pivot below 1e-5 of
+  // the diagonal is not exact: `floors`: the column lives, scaled by that least, and nothing is
+  // taken off later ones for it, so that no error of a pivot grows; else one below 3e-7, which may
+  // be rounding, dies. *exact: at most 1 where a pivot is below 0.004 of its diagonal, 0 below
+  // 1e-5.
   __device__ __forceinline__ static float inverse_few(bool floors, float pivot, float diagonal,
                                                       int32_t* exact, float* later) {
-    const float least = 3e-7f * diagonal;
+    const float least = (floors ? 1e-5f : 3e-7f) * diagonal;
     const bool rounding = pivot < least;
     if (pivot < 0.004f * diagonal) *exact = min(*exact, pivot < 1e-5f * diagonal ? 0 : 1);
     const float square = rounding ? floors ? least : 0.0f : pivot;
@@ -151,9 +157,9 @@ struct FoldFitFew : FoldFit {
           if (exact < (left == 0 ? 2 : 1) && passes < 2) {
             factor.apply(x);
             ++passes;
-            // To lengths of 2^10, of which low parts lose nothing.
+            // To lengths of some 2^6, of which low parts lose nothing.
 #pragma unroll
-            for (int32_t i = 0; i < 4; ++i) x[i] *= 1024.0f;
+            for (int32_t i = 0; i < 4; ++i) x[i] = bounded(64.0f * x[i]);
             sync_team();  // the columns have been read
             put_values(x);
             sync_team();
@@ -166,7 +172,7 @@ struct FoldFitFew : FoldFit {
           }
         }
         const float2 own = own_pair(k);
-        put_pair(kKeysAt, pack_fp16(own.x, own.y));
+        put_pair(kKeysAt, pack_fp16(bounded(own.x), bounded(own.y)));
       }
       if (left == 2 * rounds) meanwhile();
       sync_team();

@@ -5,7 +5,10 @@
 // 128 x 128, where the special kernels fold inside a decode.
 #include "cuda/edge_heads.h"
 
+#include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "cuda/heads_128.h"
 
@@ -45,6 +48,35 @@ TEST_P(EdgeHeads128, BoundaryDecayedToNothing) {
 
 TEST_P(EdgeHeads128, ChannelsThatVanishAndChannelsThatStay) {
   for (const char* format : kFormats) fold_vanishing_channels(backend(), kda_128(1), format);
+}
+
+// Tokens all alike after the first ones, as a model repeats them: heads of rank 1 to 4, whose other
+// compensators are rounding. Enough heads that rare roundings come up.
+TEST_P(EdgeHeads128, TokensAlikeLeaveFiniteHeads) {
+  constexpr int32_t kTokens = 36;
+  const leapquant_shape shape = gdn_128(16, 32);
+  for (const char* format : {"int8", "int8:stagger=1", "int6:stagger=1", "int4:stagger=1"}) {
+    for (const int32_t distinct : {1, 2, 3}) {
+      SCOPED_TRACE(std::string(format) + ", distinct " + std::to_string(distinct));
+      Tokens tokens = random_tokens(shape, kTokens, static_cast<uint32_t>(8320 + distinct));
+      const auto repeat = [&](std::vector<float>& x) {
+        const size_t row = x.size() / kTokens;
+        const size_t last = row * static_cast<size_t>(distinct - 1);
+        for (size_t i = last + row; i < x.size(); ++i) x[i] = x[i - row];
+      };
+      repeat(tokens.q), repeat(tokens.k), repeat(tokens.v);
+      repeat(tokens.log_decay), repeat(tokens.beta);
+      Session session(backend(), make_test_layout(shape, format), 1);
+      session.import_state(0, 0, std::vector<float>(32 * 128 * 128, 0.0f));
+      for (int32_t t = 0; t < kTokens; ++t) {
+        session.decode_one(0, t, tokens, t, 1);
+        ASSERT_EQ(session.status()[0], LEAPQUANT_OK) << t;
+      }
+      for (int32_t h = 0; h < 32; ++h) {
+        for (const double x : session.state(0, h, kTokens)) ASSERT_TRUE(std::isfinite(x)) << h;
+      }
+    }
+  }
 }
 
 // Few calls, a fold: what the slowest sanitizer runs (sanitize.sh).

@@ -205,5 +205,44 @@ TEST(SmallEmulator, StepsAreTheReferencesOnTheSameBytes) {
   }
 }
 
+// Heads of rank 1, and of rank 3 first: tokens are all alike from the first, or from the fourth on.
+// The columns past the rank are rounding; whatever the matrix units leave of it, nothing grows.
+void follow_tokens_alike(const Case& c, int32_t distinct) {
+  const Layout layout = conformance::make_test_layout(
+      make_shape(c.k_heads, c.v_heads, 128, 128, LEAPQUANT_DECAY_SCALAR), std::string(c.format));
+  std::mt19937_64 random(8423);
+  Pool pool(layout, c.batch + 1, c.start);
+  Inputs in;
+  for (int32_t step = 0; step < 36; ++step) {
+    SCOPED_TRACE(step);
+    if (step < distinct) in = draw(c, &random);
+    in.positions.assign(static_cast<size_t>(c.batch), c.start + step);
+    in.slots.clear();
+    for (int32_t i = 0; i < c.batch; ++i) in.slots.push_back(i + 1);
+    Pool canonical = pool;
+    reorder(layout, layout.state_bytes, &canonical.states, memory_of_cuda().to_canonical);
+    Result truth;
+    const leapquant_launch with = LEAPQUANT_INIT(leapquant_launch);
+    ASSERT_EQ(
+        reference::backend().decode(layout, canonical.view(layout), arguments(in, &truth), with),
+        LEAPQUANT_OK);
+    const Result own = decode(layout, in, &pool, {0, 0xff});
+    ASSERT_EQ(own.status, truth.status);
+    // Also where heads were folded, by different fits: what both leave of such heads is small.
+    ASSERT_LT(error_of(own.output, truth.output), 4 * kMostError);
+  }
+}
+
+TEST(SmallEmulator, HeadsOfTokensAlikeStayFinite) {
+  for (const int bits : {0, 24, 14}) {
+    cuda::kept_bits = bits;
+    for (const int32_t distinct : {1, 3}) {
+      SCOPED_TRACE(std::to_string(bits) + " bits, distinct " + std::to_string(distinct));
+      follow_tokens_alike({4, 8, 1, "int8:stagger=1", 0}, distinct);
+    }
+  }
+  cuda::kept_bits = 0;
+}
+
 }  // namespace
 }  // namespace leapquant::emulator

@@ -99,8 +99,11 @@ inline float rsqrt_fast(float x) { return static_cast<float>(1.0 / std::sqrt(dou
 
 // ---- Matrix units ----
 
+// Bits below the largest summand's that the units keep while they sum; 0: all of them.
+inline int kept_bits = 0;
+
 // D[16, 8] = A[16, kDepth] B[kDepth, 8] + C of FP16 or BF16 operands. Products are exact, and their
-// sum with C is cut to FP32, as the units cut; these keep fewer bits while they sum.
+// sum with C is cut to FP32, as the units cut.
 template <int kDepth, float (*kEntry)(uint32_t, int) = half_of>
 void multiply(emulator::WarpWords& words) {
   constexpr int kLeft = kDepth / 4;  // words of A, then of B, then C
@@ -122,8 +125,15 @@ void multiply(emulator::WarpWords& words) {
     for (int i = 0; i < 4; ++i) {
       const float* row = left[lane / 4 + 8 * (i / 2)];
       const float* column = right[2 * (lane % 4) + i % 2];
-      double sum = std::bit_cast<float>(words[lane][kSum + i]);
-      for (int k = 0; k < kDepth; ++k) sum += double{row[k]} * column[k];
+      const double before = std::bit_cast<float>(words[lane][kSum + i]);
+      double most = std::fabs(before);
+      for (int k = 0; k < kDepth; ++k)
+        most = std::fmax(most, std::fabs(double{row[k]} * column[k]));
+      const bool cuts = kept_bits > 0 && most > 0.0 && std::isfinite(most);
+      const double unit = cuts ? std::ldexp(1.0, std::ilogb(most) - kept_bits) : 0.0;
+      const auto kept = [&](double x) { return cuts ? std::trunc(x / unit) * unit : x; };
+      double sum = kept(before);
+      for (int k = 0; k < kDepth; ++k) sum += kept(double{row[k]} * column[k]);
       float result = static_cast<float>(sum);
       if (std::isfinite(result) && std::fabs(double{result}) > std::fabs(sum)) {
         result = std::nextafter(result, 0.0f);
