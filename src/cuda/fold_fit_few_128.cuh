@@ -135,7 +135,7 @@ struct FoldFitFew : FoldFit {
         const auto energy = static_cast<int32_t>(at<uint32_t>(kScalesAt)[2] >> 23);
         const float shrink = power_of_two(min(140 - energy, 127));
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) x[i] *= shrink;
+        for (int32_t i = 0; i < 4; ++i) x[i] = bounded(x[i] * shrink);
         put_values(x);
         passes = 0;
       } else {
