@@ -355,7 +355,8 @@ int32_t blocks_together(const Call128& call, int32_t blocks) {
 
 // Formats that have kernels of their own: common calls of one format, large batches.
 constexpr bool decodes_apart(bool vector, bool many, Known128 known) {
-  return vector || many ? vector != many && known == Known128::kInt8 : true;
+  if (vector && many) return false;
+  return known == Known128::kInt8 || (!vector && !many);
 }
 
 template <bool kVector, int kPairs, bool kPlain, bool kMany>

@@ -33,8 +33,8 @@ cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, i
 // checks itself. Triggers dependents at once.
 cudaError_t launch_check_128(Call128* call, bool vector, cudaStream_t stream);
 
-// Blocks that fold together where decode runs at the same time: multiprocessors that share an
-// instruction cache, so that the two do not take it from each other.
+// Blocks that fold together where decode runs at the same time: whole pairs of multiprocessors,
+// which share an instruction cache, and as many in each group, whose crossbar decode needs.
 inline constexpr int32_t kFoldGroup128 = 4;
 // *groups: how many of these the current device holds at once; 0 where it has no such clusters.
 cudaError_t groups_that_fold_128(const Call128& call, bool vector, int32_t* groups);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where a head that is folded comes from, and the copies that bring it: its records, where these
-// have a place in shared memory, and its boundary state. By one thread, or by five lanes, which
-// takes less code.
+// have a place in shared memory, and its boundary state. By one thread; by five lanes, which takes
+// less code; or by five lanes along routes noted before, where all heads have one format.
 #pragma once
 
 #include <cstdint>

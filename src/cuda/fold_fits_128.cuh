@@ -63,10 +63,9 @@ struct Ranks {
 template <bool kVector>
 constexpr Ranks ranks_of(Fits fits, Known128 known) {
   constexpr Ranks kNone = {0, 0, 0};
-  if (kVector && known != Known128::kInt8) return kNone;
+  if (kVector && (known != Known128::kInt8 || fits != Fits::kFew)) return kNone;
   switch (known) {
     case Known128::kInt8:
-      if (kVector && fits != Fits::kFew) return kNone;
       return fits == Fits::kFew ? Ranks{4, 0, 0} : fits == Fits::kSome ? Ranks{8, 0, 0} : kNone;
     case Known128::kInt6:
       return fits == Fits::kFew ? Ranks{4, 0, 0} : kNone;

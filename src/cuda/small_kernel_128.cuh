@@ -172,16 +172,12 @@ __device__ __forceinline__ void fold_one(const Call128& call, const folding_128:
   sync_team();
 }
 
-// What `use` returns for the fits of a call and what is known of its format, as constants.
+// As with_kinds_of_one; of the known formats `int8` has a kernel of its own here.
 template <typename Use>
 auto with_kinds(const Call128& call, const Use& use) {
-  return folding_128::with_fits_of_one(folding_128::fits_of(call), [&](auto fits) {
-    if constexpr (fits() == folding_128::Fits::kFew) {
-      if (known_128(call.classes[0]) == Known128::kInt8 && call.classes[0].num_fp16 == 4) {
-        return use(fits, KnownConstant<Known128::kInt8>());
-      }
-    }
-    return use(fits, KnownConstant<Known128::kAny>());
+  return folding_128::with_kinds_of_one<false>(call, [&](auto fits, auto known) {
+    constexpr bool kApart = fits() == folding_128::Fits::kFew && known() == Known128::kInt8;
+    return use(fits, KnownConstant<kApart ? Known128::kInt8 : Known128::kAny>());
   });
 }
 

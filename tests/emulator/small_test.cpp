@@ -149,6 +149,18 @@ double error_of(const std::vector<uint16_t>& x, const std::vector<uint16_t>& tru
   return std::sqrt(lost / all);
 }
 
+// What the reference answers to the call on the bytes of `canonical`, a copy of a pool of the
+// device's order, which it puts in the canonical one first.
+Result decode_by_reference(const Layout& layout, const Inputs& in, Pool* canonical) {
+  reorder(layout, layout.state_bytes, &canonical->states, memory_of_cuda().to_canonical);
+  Result truth;
+  const leapquant_launch with = LEAPQUANT_INIT(leapquant_launch);
+  EXPECT_EQ(
+      reference::backend().decode(layout, canonical->view(layout), arguments(in, &truth), with),
+      LEAPQUANT_OK);
+  return truth;
+}
+
 void follow(const Case& c) {
   const Layout layout = conformance::make_test_layout(
       make_shape(c.k_heads, c.v_heads, 128, 128, LEAPQUANT_DECAY_SCALAR), std::string(c.format));
@@ -167,12 +179,8 @@ void follow(const Case& c) {
     if (step == 9) in.positions[0] += 40;   // past the window
 
     Pool canonical = pool;
-    reorder(layout, layout.state_bytes, &canonical.states, memory_of_cuda().to_canonical);
-    Result truth;
-    const leapquant_launch with = LEAPQUANT_INIT(leapquant_launch);
-    ASSERT_EQ(
-        reference::backend().decode(layout, canonical.view(layout), arguments(in, &truth), with),
-        LEAPQUANT_OK);
+    const Result truth = decode_by_reference(layout, in, &canonical);
+    if (::testing::Test::HasFailure()) return;
     const Pool before = pool;
     Pool again = pool;
     const Result first = decode(layout, in, &pool, {0, 0xff});
@@ -220,12 +228,8 @@ void follow_tokens_alike(const Case& c, int32_t distinct) {
     in.slots.clear();
     for (int32_t i = 0; i < c.batch; ++i) in.slots.push_back(i + 1);
     Pool canonical = pool;
-    reorder(layout, layout.state_bytes, &canonical.states, memory_of_cuda().to_canonical);
-    Result truth;
-    const leapquant_launch with = LEAPQUANT_INIT(leapquant_launch);
-    ASSERT_EQ(
-        reference::backend().decode(layout, canonical.view(layout), arguments(in, &truth), with),
-        LEAPQUANT_OK);
+    const Result truth = decode_by_reference(layout, in, &canonical);
+    if (::testing::Test::HasFailure()) return;
     const Result own = decode(layout, in, &pool, {0, 0xff});
     ASSERT_EQ(own.status, truth.status);
     // Also where heads were folded, by different fits: what both leave of such heads is small.
