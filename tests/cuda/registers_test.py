@@ -18,7 +18,7 @@ def main() -> int:
     found = {}
     for entry in entries:
         path = Path(entry["file"])
-        if path.parent.name == "cuda" and path.name in FILES:
+        if path.parts[-3:-1] == ("src", "cuda") and path.name in FILES:
             found[path.name] = entry["command"]
     absent = [name for name in FILES if name not in found]
     for name in absent:

@@ -35,6 +35,7 @@ BUILT_ROOMS = (
     "tests/cuda_runtime/",
     "tests/emulator/",
     "bench/cpu/",
+    "bench/cuda/",
     "examples/",
 )
 
