@@ -8,6 +8,7 @@
 #include "decode_check.cuh"
 #include "decode_plain_check.cuh"
 #include "timing.cuh"
+#include "tokens.cuh"
 
 namespace {
 
@@ -37,7 +38,51 @@ struct Row {
   bool grouped = false;  // fold blocks in clusters
 };
 
-double time_row(const Row& row, double copy, std::FILE* out) {
+// What a row measures, as the table of results calls it.
+std::string variant_of(const Row& row) {
+  if (row.pairs == 0) return "library";
+  std::string name = row.per_processor == 0
+                         ? "folds alone"
+                         : std::to_string(row.pairs) + "/" + std::to_string(row.per_processor);
+  if (!row.folds) name += " decode alone";
+  if (row.tokens > 1) name += ", " + std::to_string(row.tokens) + " tokens a call";
+  if (row.fold_blocks != 0) {
+    name += ", folds on " + std::to_string(row.fold_blocks);
+    if (row.grouped) name += " in clusters";
+  }
+  if (row.beside != Work::kNone) {
+    name += ", beside work " + std::to_string(static_cast<int>(row.beside)) + " on " +
+            std::to_string(row.beside_blocks);
+  }
+  return name;
+}
+
+// Decodes one more token with every set and counts what must not be there: faulty sequences and
+// outputs that are not finite. A state that went wrong while it was timed shows in these.
+int64_t count_wrong(const Layout& layout, const leapquant_pool& pool, leapquant_decode_args args,
+                    int sets, cudaStream_t stream) {
+  const int64_t outputs = int64_t{args.batch} * args.tokens * 32 * 128;
+  DeviceArray<unsigned long long> count(1);
+  DeviceArray<int32_t> status(static_cast<size_t>(args.batch));
+  args.status = status.data;
+  REQUIRE(cudaMemset(count.data, 0, sizeof(unsigned long long)));
+  int64_t wrong = 0;
+  for (int s = 0; s < sets; ++s) {
+    cuda::Call128 call;
+    if (!cuda::make_call_128(layout, pool, args, &call)) std::exit(1);
+    REQUIRE(cuda::decode_128(layout, call, stream));
+    count_not_finite<<<256, 256, 0, stream>>>(static_cast<const __nv_bfloat16*>(args.output.data),
+                                              outputs, count.data);
+    REQUIRE(cudaStreamSynchronize(stream));
+    for (const int32_t one : status.get()) wrong += one != LEAPQUANT_OK;
+    args.state_slots += args.batch;
+  }
+  return wrong + static_cast<int64_t>(count.get()[0]);
+}
+
+// Times a row and prints it; writes it to `out` if there is one. False, and nothing is written,
+// where calls left faults or outputs that are not finite.
+bool time_row(const Row& row, double copy, std::FILE* out) {
   const Case c = {row.state,  row.state,      row.decay, row.k_heads,     32,
                   row.tokens, LEAPQUANT_BF16, 0,         row.half_decays, 0.05};
   const Layout layout = layout_of(c, row.stagger);
@@ -77,22 +122,13 @@ double time_row(const Row& row, double copy, std::FILE* out) {
   DeviceArray<leapquant_health> health(base.count);
   REQUIRE(cudaMemset(health.data, 0, health.count * sizeof(leapquant_health)));
 
-  const size_t rows = static_cast<size_t>(row.batch) * row.tokens;
-  const auto draw = [&](size_t n, float scale, float shift) {
-    std::vector<float> x(n);
-    for (float& v : x) v = scale * normal(random) + shift;
-    return packed(x, LEAPQUANT_BF16);
-  };
-  std::vector<float> g(rows * hv * (vector ? 128 : 1)), beta(rows * hv, 0.5f);
-  for (float& x : g) x = -std::fabs(0.05f * normal(random));
-  DeviceArray<uint8_t> q(draw(rows * hv * 128, 1.0f, 0.0f)), k(draw(rows * hv * 128, 1.0f, 0.0f)),
-      v(draw(rows * hv * 128, 1.0f, 0.0f)),
-      decay(packed(g, vector ? LEAPQUANT_BF16 : LEAPQUANT_FP32)),
-      step(packed(beta, LEAPQUANT_FP32)), output(rows * hv * 128 * 2);
+  const int phases = 16 / row.tokens;
+  const int64_t rows = int64_t{row.batch} * row.tokens;
+  const PhaseTokens tokens(phases, rows, row.k_heads, hv, vector);
+  DeviceArray<__nv_bfloat16> output(static_cast<size_t>(rows) * hv * 128);
   std::vector<int32_t> slot_list(static_cast<size_t>(slots));
   for (int i = 0; i < slots; ++i) slot_list[static_cast<size_t>(i)] = i;
   DeviceArray<int32_t> device_slots(slot_list), device_status(static_cast<size_t>(row.batch));
-  const int phases = 16 / row.tokens;
   std::vector<int32_t> at(static_cast<size_t>(phases * row.batch));
   for (int p = 0; p < phases; ++p) {
     for (int i = 0; i < row.batch; ++i) {
@@ -105,11 +141,6 @@ double time_row(const Row& row, double copy, std::FILE* out) {
   leapquant_decode_args args = LEAPQUANT_INIT(leapquant_decode_args);
   args.batch = row.batch;
   args.tokens = row.tokens;
-  args.inputs.q = {q.data, LEAPQUANT_BF16, 0, 0, 0, 0};
-  args.inputs.k = {k.data, LEAPQUANT_BF16, 0, 0, 0, 0};
-  args.inputs.v = {v.data, LEAPQUANT_BF16, 0, 0, 0, 0};
-  args.inputs.log_decay = {decay.data, vector ? LEAPQUANT_BF16 : LEAPQUANT_FP32, 0, 0, 0, 0};
-  args.inputs.beta = {step.data, LEAPQUANT_FP32, 0, 0, 0, 0};
   args.inputs.qk_l2norm = 1;
   args.inputs.q_scale = 0.0883883f;
   args.output.data = output.data;
@@ -121,6 +152,7 @@ double time_row(const Row& row, double copy, std::FILE* out) {
   std::vector<cudaGraphExec_t> graphs;
   for (int p = 0; p < phases; ++p) {
     REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    tokens.bind(p, &args.inputs);
     for (int s = 0; s < sets; ++s) {
       args.state_slots = device_slots.data + s * row.batch;
       args.positions = positions.data + p * row.batch;
@@ -157,9 +189,10 @@ double time_row(const Row& row, double copy, std::FILE* out) {
     times = time_phases(graphs, sets, repeats, stream);
   }
   const auto [mean, fastest, slowest] = times;
-  int faults = 0;
-  for (const int32_t s : device_status.get()) faults += s != LEAPQUANT_OK;
-  if (faults != 0) std::printf("  %d faulty sequences\n", faults);
+  args.state_slots = device_slots.data;
+  args.positions = positions.data;
+  tokens.bind(0, &args.inputs);
+  const int64_t wrong = count_wrong(layout, pool, args, sets, stream);
   const double record = 512.0 + layout.window.decay_count * layout.window.decay_bytes;
   const double head = static_cast<double>(layout.state_bytes) / hv;
   const double bytes = row.batch * hv *
@@ -171,20 +204,19 @@ double time_row(const Row& row, double copy, std::FILE* out) {
                 "{\"family\":\"%s\",\"state\":\"%s\",\"rank\":%d,\"window\":16,\"heads\":32,"
                 "\"batch\":%d,\"tokens\":%d,\"schedule\":\"%s\",\"us\":%.2f,\"bytes\":%.0f,"
                 "\"gb_per_s\":%.0f,\"copy_share\":%.3f,\"peer\":false,\"slowest_us\":%.2f,"
-                "\"fastest_us\":%.2f,\"decays\":\"%s\",\"variant\":\"%d/%d%s%s\"}",
+                "\"fastest_us\":%.2f,\"decays\":\"%s\",\"variant\":\"%s\"}",
                 vector ? "kda" : "gdn", row.state, layout.classes[0].rank, row.batch, row.tokens,
                 row.stagger ? "staggered" : "aligned", mean, bytes, rate, rate / copy, slowest,
-                fastest, row.half_decays ? "fp16" : "fp32", row.pairs, row.per_processor,
-                row.overlaps ? "" : " serial", row.folds ? "" : " nofold");
-  if (row.beside != Work::kNone) {
-    std::printf("beside work %d on %d multiprocessors:\n", static_cast<int>(row.beside),
-                row.beside_blocks);
-  }
+                fastest, row.half_decays ? "fp16" : "fp32", variant_of(row).c_str());
   std::printf("%s\n", line);
+  if (wrong != 0) {
+    std::printf("  no figure: %lld outputs not finite or sequences faulty\n",
+                static_cast<long long>(wrong));
+  }
   std::fflush(stdout);
-  if (out != nullptr) std::fprintf(out, "%s\n", line);
+  if (out != nullptr && wrong == 0) std::fprintf(out, "%s\n", line);
   REQUIRE(cudaStreamDestroy(stream));
-  return mean;
+  return wrong == 0;
 }
 
 int time_all(const char* path, const char* which) {
@@ -308,9 +340,10 @@ int time_all(const char* path, const char* which) {
     rows.push_back({"int8", S, 0, 128, 1, true, 0, 0, true, true});
     rows.push_back({"int8", S, 0, 128, 4, true, 0, 0, true, true});
   }
-  for (const Row& row : rows) time_row(row, copy, out);
+  bool good = true;
+  for (const Row& row : rows) good = time_row(row, copy, out) && good;
   if (out != nullptr) std::fclose(out);
-  return 0;
+  return good ? 0 : 1;
 }
 
 }  // namespace
