@@ -22,6 +22,9 @@ struct ModelBenchOptions {
   std::int64_t context = 4096;  // tokens before the first step; sequence i begins i mod 16 later
   std::int32_t steps = 64;      // that count
   KvType kv_type = KvType::kBf16;
+  // A sequence's token is the same at every step, else another one. Repeated, its heads come to
+  // have a few directions, the hardest there is for compensators.
+  bool repeat_token = false;
   const std::atomic<bool>* cancel = nullptr;  // checked between steps; true ends with an Error
 };
 

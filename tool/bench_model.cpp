@@ -29,6 +29,7 @@ struct ModelBenchArguments {
   std::int64_t context = 4096;
   std::int32_t steps = 64;
   std::string kv = "bf16";
+  bool repeat_token = false;
   StateArguments state;
   DeviceArguments device;
   bool json = false;
@@ -47,6 +48,7 @@ void print_row(const ModelBenchArguments& arguments, const std::string& device,
   line["backend"] = row.backend;
   line["batch"] = options.batch;
   line["context"] = options.context;
+  line["tokens"] = options.repeat_token ? "repeated" : "distinct";
   line["step_us"] = row.step;
   line["mean_step_us"] = row.mean_step;
   line["slowest_step_us"] = row.slowest_step;
@@ -85,6 +87,7 @@ void run_model_bench(const ModelBenchArguments& arguments) {
       options.context = arguments.context;
       options.steps = arguments.steps;
       options.kv_type = arguments.kv == "fp32" ? runtime::KvType::kFp32 : runtime::KvType::kBf16;
+      options.repeat_token = arguments.repeat_token;
       options.cancel = &interrupted();
       const runtime::ModelBenchRow row = bench->measure(format, options);
       if (arguments.json) {
@@ -134,6 +137,8 @@ void add_bench_model(CLI::App& bench, Verbs& verbs) {
   verb->add_option("--kv", arguments->kv, "type of the KV cache")
       ->check(one_of({"fp32", "bf16"}))
       ->capture_default_str();
+  verb->add_flag("--repeat-token", arguments->repeat_token,
+                 "feed a sequence the same token at every step");
   arguments->state.add_to(*verb, "fp32,bf16,int8", true);
   arguments->device.add_to(*verb);
   verb->add_flag("--json", arguments->json, "one JSON line per row");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // See runtime/model_bench.h. Steps are replays of one recorded graph; logits stay on the device and
-// the fed tokens are fixed, so a step is what the device does and nothing else.
+// fed tokens come from a formula, so a step is what the device does and nothing else.
 #include "runtime/model_bench.h"
 
 #include <fmt/format.h>
@@ -58,7 +58,7 @@ class Steps {
       tables_.tokens[place] = 1;
       tables_.first_rows[place] = place;
       tables_.row_segments[place] = place;
-      tables_.token_ids[place] = static_cast<std::int32_t>(place * 7919LL % config.vocab_size);
+      tables_.token_ids[place] = token_of(place);
       forward_.states().reset(place, tables_.positions[place]);
       for (std::int32_t chunk = 0; chunk < forward_.chunks_of(1); ++chunk) {
         tables_.chunk_segments[next_chunk] = place;
@@ -127,7 +127,16 @@ class Steps {
                                 leapquant_status_string(static_cast<leapquant_status>(status))));
       }
     }
-    for (std::int32_t place = 0; place < options_.batch; ++place) ++tables_.positions[place];
+    for (std::int32_t place = 0; place < options_.batch; ++place) {
+      ++tables_.positions[place];
+      tables_.token_ids[place] = token_of(place);
+    }
+  }
+
+  // The next token of a sequence: another one at every position, unless tokens are to repeat.
+  std::int32_t token_of(std::int32_t place) const {
+    const std::int64_t step = options_.repeat_token ? 0 : tables_.positions[place];
+    return static_cast<std::int32_t>((place * 7919LL + step * 104729LL) % config_.vocab_size);
   }
 
   const ModelConfig& config_;
