@@ -159,8 +159,16 @@ def plot(ratios, path):
     figure.savefig(path, metadata={"Date": None})
 
 
-def main():
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "bench/results")
+def sentence(number, run):
+    """A run of h200.machine.json; the driver only where it is not the one of all others."""
+    text = (
+        f"- run {number}, {run['date']}: `{run['command']}`; commit: {run['commit']}; copy "
+        f"{run['copy_gb_per_s']} GB/s"
+    )
+    return text + (f"; driver {run['driver']}" if "driver" in run else "")
+
+
+def write_report(folder):
     rows = [json.loads(line) for line in (folder / "h200.jsonl").read_text().splitlines()]
     machine = json.loads((folder / "h200.machine.json").read_text())
     ratios = speedups(rows)
@@ -184,6 +192,7 @@ def main():
         "\n".join(
             f"- run {number}, {run['date']}: `{run['command']}`; commit: {run['commit']}; copy "
             f"{run['copy_gb_per_s']} GB/s"
+            + (f"; driver {run['driver']}" if "driver" in run else "")
             for number, run in machine["runs"].items()
         ),
         "## The library",
@@ -212,4 +221,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    write_report(Path(sys.argv[1] if len(sys.argv) > 1 else "bench/results"))
