@@ -7,8 +7,7 @@
 #include "companion.cuh"
 #include "decode_check.cuh"
 #include "decode_plain_check.cuh"
-#include "timing.cuh"
-#include "tokens.cuh"
+#include "decode_sets.cuh"
 
 namespace {
 
@@ -16,14 +15,6 @@ using namespace leapquant;
 using namespace leapquant::bench;
 
 // ---- Timing ----
-
-// Copies slot 0 of a pool to all slots: the same bytes everywhere, real codes.
-__global__ void spread(uint4* states, int64_t slot_words, int64_t words) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    if (i >= slot_words) states[i] = states[i % slot_words];
-  }
-}
 
 struct Row {
   const char* state;
@@ -57,109 +48,22 @@ std::string variant_of(const Row& row) {
   return name;
 }
 
-// Decodes one more token with every set and counts what must not be there: faulty sequences and
-// outputs that are not finite. A state that went wrong while it was timed shows in these.
-int64_t count_wrong(const Layout& layout, const leapquant_pool& pool, leapquant_decode_args args,
-                    int sets, cudaStream_t stream) {
-  const int64_t outputs = int64_t{args.batch} * args.tokens * 32 * 128;
-  DeviceArray<unsigned long long> count(1);
-  DeviceArray<int32_t> status(static_cast<size_t>(args.batch));
-  args.status = status.data;
-  REQUIRE(cudaMemset(count.data, 0, sizeof(unsigned long long)));
-  int64_t wrong = 0;
-  for (int s = 0; s < sets; ++s) {
-    cuda::Call128 call;
-    if (!cuda::make_call_128(layout, pool, args, &call)) std::exit(1);
-    REQUIRE(cuda::decode_128(layout, call, stream));
-    count_not_finite<<<256, 256, 0, stream>>>(static_cast<const __nv_bfloat16*>(args.output.data),
-                                              outputs, count.data);
-    REQUIRE(cudaStreamSynchronize(stream));
-    for (const int32_t one : status.get()) wrong += one != LEAPQUANT_OK;
-    args.state_slots += args.batch;
-  }
-  return wrong + static_cast<int64_t>(count.get()[0]);
-}
-
 // Times a row and prints it; writes it to `out` if there is one. False, and nothing is written,
 // where calls left faults or outputs that are not finite.
 bool time_row(const Row& row, double copy, std::FILE* out) {
   const Case c = {row.state,  row.state,      row.decay, row.k_heads,     32,
                   row.tokens, LEAPQUANT_BF16, 0,         row.half_decays, 0.05};
-  const Layout layout = layout_of(c, row.stagger);
-  const bool vector = row.decay == LEAPQUANT_DECAY_VECTOR;
-  const int hv = 32;
-  const int64_t set_bytes = (layout.state_bytes + layout.window.bytes) * row.batch;
-  const int sets = sets_of(set_bytes, 256);
-  const int slots = sets * row.batch;
-  std::mt19937_64 random(3);
-  std::normal_distribution<float> normal;
-
-  // One head is encoded on the host; all heads of all slots are copies of its bytes.
-  Case one = c;
-  one.k_heads = one.v_heads = 1;
-  const Layout head_layout = layout_of(one, row.stagger);
-  HostPool seed(head_layout, 1);
-  std::vector<float> matrix(128 * 128);
-  for (float& x : matrix) x = 0.1f * normal(random);
-  std::vector<int32_t> zero = {0}, status(1);
-  leapquant_launch launch = LEAPQUANT_INIT(leapquant_launch);
-  leapquant_transfer_args incoming = LEAPQUANT_INIT(leapquant_transfer_args);
-  incoming.batch = 1;
-  incoming.state_slots = zero.data();
-  incoming.positions = zero.data();
-  incoming.matrices = matrix.data();
-  incoming.status = status.data();
-  reference::backend().import_states(head_layout, seed.view, incoming, launch);
-  reorder(head_layout, &seed.states, 1, true);
-  DeviceArray<std::byte> states(static_cast<size_t>(layout.state_bytes) * slots);
-  DeviceArray<std::byte> windows(static_cast<size_t>(layout.window.bytes) * slots);
-  REQUIRE(cudaMemset(windows.data, 0, windows.count));
-  REQUIRE(cudaMemcpy(states.data, seed.states.data(), seed.states.size(), cudaMemcpyHostToDevice));
-  spread<<<1024, 256>>>(reinterpret_cast<uint4*>(states.data), head_layout.state_bytes / 16,
-                        layout.state_bytes / 16 * slots);
-  DeviceArray<int32_t> base(static_cast<size_t>(slots) * hv);
-  REQUIRE(cudaMemset(base.data, 0, base.count * 4));
-  DeviceArray<leapquant_health> health(base.count);
-  REQUIRE(cudaMemset(health.data, 0, health.count * sizeof(leapquant_health)));
-
-  const int phases = 16 / row.tokens;
-  const int64_t rows = int64_t{row.batch} * row.tokens;
-  const PhaseTokens tokens(phases, rows, row.k_heads, hv, vector);
-  DeviceArray<__nv_bfloat16> output(static_cast<size_t>(rows) * hv * 128);
-  std::vector<int32_t> slot_list(static_cast<size_t>(slots));
-  for (int i = 0; i < slots; ++i) slot_list[static_cast<size_t>(i)] = i;
-  DeviceArray<int32_t> device_slots(slot_list), device_status(static_cast<size_t>(row.batch));
-  std::vector<int32_t> at(static_cast<size_t>(phases * row.batch));
-  for (int p = 0; p < phases; ++p) {
-    for (int i = 0; i < row.batch; ++i) {
-      at[static_cast<size_t>(p * row.batch + i)] = p * row.tokens;
-    }
-  }
-  DeviceArray<int32_t> positions(at);
-
-  const leapquant_pool pool = pool_of(layout, slots, states, windows, base, health);
-  leapquant_decode_args args = LEAPQUANT_INIT(leapquant_decode_args);
-  args.batch = row.batch;
-  args.tokens = row.tokens;
-  args.inputs.qk_l2norm = 1;
-  args.inputs.q_scale = 0.0883883f;
-  args.output.data = output.data;
-  args.output.type = LEAPQUANT_BF16;
-  args.status = device_status.data;
-
+  DecodeSets decode(c, row.stagger, row.batch, 256);
+  const bool vector = decode.vector;
   cudaStream_t stream;
   REQUIRE(cudaStreamCreate(&stream));
   std::vector<cudaGraphExec_t> graphs;
-  for (int p = 0; p < phases; ++p) {
+  for (int p = 0; p < decode.phases; ++p) {
     REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    tokens.bind(p, &args.inputs);
-    for (int s = 0; s < sets; ++s) {
-      args.state_slots = device_slots.data + s * row.batch;
-      args.positions = positions.data + p * row.batch;
-      cuda::Call128 call;
-      if (!cuda::make_call_128(layout, pool, args, &call)) std::exit(1);
+    for (int set = 0; set < decode.sets; ++set) {
+      cuda::Call128 call = decode.call(p, set);
       if (row.pairs == 0) {
-        REQUIRE(cuda::decode_128(layout, call, stream));
+        REQUIRE(cuda::decode_128(decode.layout, call, stream));
       } else {
         if (row.pairs == 1) REQUIRE(cuda::launch_check_128(&call, vector, stream));
         if (row.folds)
@@ -171,10 +75,7 @@ bool time_row(const Row& row, double copy, std::FILE* out) {
                                         !row.folds, stream));
       }
     }
-    if (row.folds) {
-      advance<<<(row.batch + 255) / 256, 256, 0, stream>>>(positions.data + p * row.batch,
-                                                           row.batch, 16);
-    }
+    if (row.folds) decode.advance_positions(p, stream);
     cudaGraph_t graph;
     REQUIRE(cudaStreamEndCapture(stream, &graph));
     cudaGraphExec_t exec;
@@ -186,18 +87,11 @@ bool time_row(const Row& row, double copy, std::FILE* out) {
   PhaseTimes times;
   {
     const Beside beside(row.beside, row.beside_blocks);
-    times = time_phases(graphs, sets, repeats, stream);
+    times = time_phases(graphs, decode.sets, repeats, stream);
   }
   const auto [mean, fastest, slowest] = times;
-  args.state_slots = device_slots.data;
-  args.positions = positions.data;
-  tokens.bind(0, &args.inputs);
-  const int64_t wrong = count_wrong(layout, pool, args, sets, stream);
-  const double record = 512.0 + layout.window.decay_count * layout.window.decay_bytes;
-  const double head = static_cast<double>(layout.state_bytes) / hv;
-  const double bytes = row.batch * hv *
-                       (head * (1.0 + row.tokens / 16.0) + 8.5 * record +
-                        row.tokens * (record + 4 * 256.0 + (vector ? 256.0 : 4.0) + 4.0));
+  const int64_t wrong = decode.count_wrong(stream);
+  const double bytes = decode.bytes();
   const double rate = bytes / (mean * 1e-6) / 1e9;
   char line[512];
   std::snprintf(line, sizeof line,
@@ -205,9 +99,9 @@ bool time_row(const Row& row, double copy, std::FILE* out) {
                 "\"batch\":%d,\"tokens\":%d,\"schedule\":\"%s\",\"us\":%.2f,\"bytes\":%.0f,"
                 "\"gb_per_s\":%.0f,\"copy_share\":%.3f,\"peer\":false,\"slowest_us\":%.2f,"
                 "\"fastest_us\":%.2f,\"decays\":\"%s\",\"variant\":\"%s\"}",
-                vector ? "kda" : "gdn", row.state, layout.classes[0].rank, row.batch, row.tokens,
-                row.stagger ? "staggered" : "aligned", mean, bytes, rate, rate / copy, slowest,
-                fastest, row.half_decays ? "fp16" : "fp32", variant_of(row).c_str());
+                vector ? "kda" : "gdn", row.state, decode.layout.classes[0].rank, row.batch,
+                row.tokens, row.stagger ? "staggered" : "aligned", mean, bytes, rate, rate / copy,
+                slowest, fastest, row.half_decays ? "fp16" : "fp32", variant_of(row).c_str());
   std::printf("%s\n", line);
   if (wrong != 0) {
     std::printf("  no figure: %lld outputs not finite or sequences faulty\n",
