@@ -10,6 +10,7 @@
 #include "core/layout.h"
 #include "cuda/finite.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/stamps.cuh"
 
 namespace leapquant::cuda {
 
@@ -66,6 +67,9 @@ struct Call128 {
   float lower_bound, beta_scale, l2norm_eps, q_scale;
   int32_t boundary_bytes;  // largest head's, a multiple of 16
   int32_t weight_rows;     // records and compensators in tiles of sixteen, of any format
+#ifdef LEAPQUANT_STAMPS
+  StampTime* stamps;  // [kStampsOfCall] in device memory, or null
+#endif
 };
 
 namespace device_128 {

@@ -19,6 +19,7 @@ constexpr int32_t kInFlight = 2;  // loads of q, k and v each: a token of 32 hea
 template <bool kVector, bool kPlain>
 __global__ void __launch_bounds__(kThreads, 4) check_kernel(const __grid_constant__ Call128 call) {
   launch_dependents();
+  stamp(call, Stamp::kCheckBegins);
   const auto sequence = static_cast<int32_t>(blockIdx.x);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const Sequence128 s = load_sequence(call, sequence);
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kThreads, 4) check_kernel(const __grid_constan
   if ((thread & 31) == 0 && faults != 0) atomicOr(&found, faults);
   __syncthreads();
   if (thread == 0) call.status[sequence] = status_of(found);
+  stamp(call, Stamp::kCheckEnds);
 }
 
 }  // namespace

@@ -104,6 +104,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   const int32_t rank = kChecks ? static_cast<int32_t>(cluster_rank()) : 0;
   // These share a sequence's check.
   const int32_t together = kChecks ? static_cast<int32_t>(cluster_blocks()) : 1;
+  stamp(call, Stamp::kDecodeBegins);
   if (threadIdx.x == 0) {
     head_at(own_lane).init_barriers();
     *faults_found = 0;
@@ -340,7 +341,9 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
       }
       __syncthreads();  // shared memory may be overwritten
     }
+    if (!again) stamp(call, Stamp::kPassEnds);
   }
+  stamp(call, Stamp::kDecodeEnds);
   wait_for_previous_grid();  // what follows in the stream finds the folds done too
 }
 

@@ -238,12 +238,15 @@ struct Turns : Copies<kVector, kPlain> {
       };
       if (plan.staged != 0) barrier_wait(barrier + 8, parity);
       barrier_wait(barrier, parity);
+      stamp(call, Stamp::kArrived, i);
       if (faults[i] == 0) {
         State x;
         const typename Base::Window window = {*this, item,
                                               modulo<kPlain>(item.base, call.ring_tokens)};
         const float scale = fold.template prepare<kVector, kShort>(window, records);
+        stamp(call, Stamp::kPrepared, i);
         fold.template rebuild<kShort>(&x, (records + fold.rank() + 7) & ~7);
+        stamp(call, Stamp::kRebuilt, i);
         uint32_t flags = 0;
         float energy = fold.block_sum(squares(x), 0);
         if (kShort && norm_is_safe(energy)) {
@@ -258,7 +261,9 @@ struct Turns : Copies<kVector, kPlain> {
         }
         if (fold.rank() > 0) fold.store_matrix(x);
         sync_team();
+        stamp(call, Stamp::kCopied, i);
         flags |= fold.template fit_any<kFits>(&x, energy == 0.0f, copy_next);
+        stamp(call, Stamp::kFitted, i);
         const auto meanwhile = [&] {
           if (kShort) release(sent);
           if (plan.turns == 0 && thread == kSender && more) {
@@ -268,9 +273,11 @@ struct Turns : Copies<kVector, kPlain> {
           }
         };
         finish(fold, item, &x, flags, meanwhile);
+        stamp(call, Stamp::kEncoded, i);
         if (kVector && more) load_decays<kPlain>(call, plan, shared, items[i + 1]);
         sync_team();
         send(fold, item);
+        stamp(call, Stamp::kFolded, i);
         if (!kShort || thread == kSender) *sent = i;
       } else {
         sync_team();
@@ -364,6 +371,7 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
   extern __shared__ __align__(128) char all_shared[];
   if (call.checked != 0) wait_for_previous_grid();  // the check; decode starts after it
   launch_dependents();
+  stamp(call, Stamp::kFoldsBegin);
   // From another lane, which has the same: else it would be worked out again for every address.
   char* shared =
       all_shared + __shfl_sync(kAll, static_cast<int32_t>(threadIdx.y) * team_bytes(plan), 0);
@@ -409,6 +417,7 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
       }
     }
     sync_team();
+    stamp(call, Stamp::kListed);
     if (*count > 0) turns.fold_all(*count);
   }
 }

@@ -11,6 +11,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The device's time, which all multiprocessors share.
+__device__ __forceinline__ uint64_t global_nanoseconds() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
+
 // ---- Barriers that count bytes, and bulk copies from global to shared memory (sm_90) ----
 
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
