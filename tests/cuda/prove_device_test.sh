@@ -25,6 +25,7 @@ program bin nvidia-smi 'echo "NVIDIA H200, 580.1"'
 program bin compute-sanitizer 'echo "ERROR SUMMARY: 0 errors"'
 program programs gpu_tests 'echo "tests $GTEST_SHARD_INDEX of $GTEST_TOTAL_SHARDS $*"'
 program programs cuda_runtime_engine_test 'echo engine'
+program programs timeline 'echo "timeline $*"'
 program programs leapquant 'echo "{\"tool\": \"$2\"}"'
 for name in decode_128 plain_128 prefill; do
   program programs "$name" 'if [[ "$1" == time ]]; then
@@ -50,11 +51,12 @@ refused "there is no gpu_tests in $folder/bin" scripts/prove_device --programs "
 
 "${prove[@]}" >"$folder/said" || fail "a run in which all is well: $(cat "$folder"/out/log.*)"
 [[ "$(awk '{print $1, $2}' "$folder/said" | tr '\n' ' ')" == "first ok tests ok replay ok check ok \
-kernels ok plain ok prefill ok model ok tasks ok " ]] || fail "parts: $(cat "$folder/said")"
+kernels ok timeline ok plain ok prefill ok model ok tasks ok " ]] || fail "parts: $(cat "$folder/said")"
 for shard in 0 1 2 3 4; do
   grep -q "tests $shard of 5" "$folder/out/log.tests.$shard" || fail "shard $shard did not run"
 done
 grep -q engine "$folder/out/log.runtime" || fail "the runtime's tests did not run"
+[[ "$(grep -c '^timeline int' "$folder/out/log.timeline")" == 3 ]] || fail "timelines"
 [[ "$(grep -c '"program": "decode_128"' "$folder/out/rows.jsonl")" == 4 ]] || fail "rows of decode"
 [[ "$(wc -l <"$folder/out/rows.jsonl")" == 6 ]] || fail "rows: $(cat "$folder/out/rows.jsonl")"
 python3 - "$folder/out/run.json" <<'CHECK' || fail "run.json"
