@@ -35,7 +35,6 @@ BUILT_ROOMS = (
     "tests/cuda_runtime/",
     "tests/emulator/",
     "bench/cpu/",
-    "bench/cuda/",
     "examples/",
 )
 
