@@ -31,7 +31,9 @@ struct Row {
 
 // What a row measures, as the table of results calls it.
 std::string variant_of(const Row& row) {
-  if (row.pairs == 0) return "library";
+  const std::string keys =
+      row.k_heads != 32 ? ", " + std::to_string(row.k_heads) + " key heads" : "";
+  if (row.pairs == 0) return "library" + keys;
   std::string name = row.per_processor == 0
                          ? "folds alone"
                          : std::to_string(row.pairs) + "/" + std::to_string(row.per_processor);
@@ -45,7 +47,7 @@ std::string variant_of(const Row& row) {
     name += ", beside work " + std::to_string(static_cast<int>(row.beside)) + " on " +
             std::to_string(row.beside_blocks);
   }
-  return name;
+  return name + keys;
 }
 
 // Times a row and prints it; writes it to `out` if there is one. False, and nothing is written,
@@ -104,7 +106,7 @@ bool time_row(const Row& row, double copy, std::FILE* out) {
                 slowest, fastest, row.half_decays ? "fp16" : "fp32", variant_of(row).c_str());
   std::printf("%s\n", line);
   if (wrong != 0) {
-    std::printf("  no figure: %lld outputs not finite or sequences faulty\n",
+    std::printf("  no figure: %lld sequences faulty, outputs or heads not finite\n",
                 static_cast<long long>(wrong));
   }
   std::fflush(stdout);

@@ -80,18 +80,21 @@ struct DecodeSets {
     advance<<<(batch + 255) / 256, 256, 0, stream>>>(positions.data + phase * batch, batch, 16);
     REQUIRE(cudaGetLastError());
   }
-  // Decodes once more with every set and counts what must not be there: faulty sequences and
-  // outputs that are not finite. A state that went wrong before shows in these.
+  // Counts what must not be there: sequences that the last call or one more of every set finds
+  // faulty, outputs of these that are not finite, heads that a fold ever met such entries in.
   int64_t count_wrong(cudaStream_t stream) {
     DeviceArray<unsigned long long> count(1);
     REQUIRE(cudaMemset(count.data, 0, sizeof(unsigned long long)));
-    int64_t wrong = 0;
+    int64_t wrong = faulty();
     for (int set = 0; set < sets; ++set) {
       REQUIRE(cuda::decode_128(layout, call(0, set), stream));
       count_not_finite<<<256, 256, 0, stream>>>(output.data, static_cast<int64_t>(output.count),
                                                 count.data);
       REQUIRE(cudaStreamSynchronize(stream));
-      for (const int32_t one : status.get()) wrong += one != LEAPQUANT_OK;
+      wrong += faulty();
+    }
+    for (const leapquant_health& head : health.get()) {
+      wrong += (head.flags & LEAPQUANT_HEALTH_NON_FINITE) != 0;
     }
     return wrong + static_cast<int64_t>(count.get()[0]);
   }
@@ -105,6 +108,11 @@ struct DecodeSets {
   }
 
  private:
+  int64_t faulty() const {
+    int64_t count = 0;
+    for (const int32_t one : status.get()) count += one != LEAPQUANT_OK;
+    return count;
+  }
   size_t slots_in_all() const { return static_cast<size_t>(sets) * static_cast<size_t>(batch); }
   static std::vector<int32_t> counted(size_t count) {
     std::vector<int32_t> numbers(count);

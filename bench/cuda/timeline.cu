@@ -141,7 +141,10 @@ int main(int argc, char** argv) {
   REQUIRE(cudaStreamCreate(&stream));
   const std::vector<Noted> calls = run(&decode, stream);
   if (calls.empty() || calls.front().begin() == UINT64_MAX) {
-    std::fprintf(stderr, "timeline: no stamps: calls of %d sequences go by one launch\n", batch);
+    std::fprintf(stderr,
+                 "timeline: calls of %d sequences are not checked by a launch of their own, "
+                 "with which a timeline begins; take a larger batch\n",
+                 batch);
     return 1;
   }
   std::printf("%s, batch %d, %s decays: microseconds from a call's begin, %zu calls\n",
@@ -168,7 +171,8 @@ int main(int argc, char** argv) {
   print_cycles("all", calls, Stamp::kArrived, Stamp::kFolded);
   const int64_t wrong = decode.count_wrong(stream);
   if (wrong != 0) {
-    std::printf("%lld outputs not finite or sequences faulty\n", static_cast<long long>(wrong));
+    std::printf("%lld sequences faulty, outputs or heads not finite\n",
+                static_cast<long long>(wrong));
   }
   return wrong != 0 ? 1 : 0;
 }

@@ -17,7 +17,7 @@ __device__ inline float normal_at(uint64_t stream, uint64_t i) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   x ^= x >> 31;
-  const float radius = (static_cast<float>(x >> 40) + 0.5f) * 0x1p-24f;  // in (0, 1)
+  const float radius = (static_cast<float>(x >> 40) + 0.5f) * 0x1p-24f;  // in (0, 1]
   const float angle = static_cast<float>(x & 0xffffff) * 0x1p-23f;       // of pi
   return sqrtf(-2.0f * logf(radius)) * cospif(angle);
 }

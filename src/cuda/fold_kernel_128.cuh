@@ -207,7 +207,8 @@ struct Turns : Copies<kVector, kPlain> {
     *sent = -1;
   }
 
-  __device__ __forceinline__ void fold_all(int32_t count) {
+  // `before`: heads that the team has folded, for stamps.
+  __device__ __forceinline__ void fold_all(int32_t count, int32_t before) {
     int32_t own = -1;
     // Of one thread alone; where registers are for other things, behind faults and their number.
     int32_t* sent = kShort ? faults + kChunk + 1 : &own;
@@ -238,15 +239,15 @@ struct Turns : Copies<kVector, kPlain> {
       };
       if (plan.staged != 0) barrier_wait(barrier + 8, parity);
       barrier_wait(barrier, parity);
-      stamp(call, Stamp::kArrived, i);
+      stamp(call, Stamp::kArrived, before + i);
       if (faults[i] == 0) {
         State x;
         const typename Base::Window window = {*this, item,
                                               modulo<kPlain>(item.base, call.ring_tokens)};
         const float scale = fold.template prepare<kVector, kShort>(window, records);
-        stamp(call, Stamp::kPrepared, i);
+        stamp(call, Stamp::kPrepared, before + i);
         fold.template rebuild<kShort>(&x, (records + fold.rank() + 7) & ~7);
-        stamp(call, Stamp::kRebuilt, i);
+        stamp(call, Stamp::kRebuilt, before + i);
         uint32_t flags = 0;
         float energy = fold.block_sum(squares(x), 0);
         if (kShort && norm_is_safe(energy)) {
@@ -261,9 +262,9 @@ struct Turns : Copies<kVector, kPlain> {
         }
         if (fold.rank() > 0) fold.store_matrix(x);
         sync_team();
-        stamp(call, Stamp::kCopied, i);
+        stamp(call, Stamp::kCopied, before + i);
         flags |= fold.template fit_any<kFits>(&x, energy == 0.0f, copy_next);
-        stamp(call, Stamp::kFitted, i);
+        stamp(call, Stamp::kFitted, before + i);
         const auto meanwhile = [&] {
           if (kShort) release(sent);
           if (plan.turns == 0 && thread == kSender && more) {
@@ -273,11 +274,11 @@ struct Turns : Copies<kVector, kPlain> {
           }
         };
         finish(fold, item, &x, flags, meanwhile);
-        stamp(call, Stamp::kEncoded, i);
+        stamp(call, Stamp::kEncoded, before + i);
         if (kVector && more) load_decays<kPlain>(call, plan, shared, items[i + 1]);
         sync_team();
         send(fold, item);
-        stamp(call, Stamp::kFolded, i);
+        stamp(call, Stamp::kFolded, before + i);
         if (!kShort || thread == kSender) *sent = i;
       } else {
         sync_team();
@@ -391,6 +392,8 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
 
   const int32_t total = call.batch * call.v_heads;
   const int64_t teams = int64_t{gridDim.x} * blockDim.y;
+  int32_t lists = 0;   // that the team has made
+  int32_t folded = 0;  // heads
   for (int64_t start = blockIdx.x + int64_t{gridDim.x} * threadIdx.y; start < total;
        start += teams * kChunk) {
     if (thread == 0) *count = 0;
@@ -417,8 +420,10 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
       }
     }
     sync_team();
-    stamp(call, Stamp::kListed);
-    if (*count > 0) turns.fold_all(*count);
+    stamp(call, Stamp::kListed, lists++);
+    const int32_t some = *count;
+    if (some > 0) turns.fold_all(some, folded);
+    folded += some;
   }
 }
 
