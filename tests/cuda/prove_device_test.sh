@@ -22,7 +22,8 @@ program() {
   chmod +x "$folder/$1/$2"
 }
 program bin nvidia-smi 'echo "NVIDIA H200, 580.1"'
-program bin compute-sanitizer 'echo "ERROR SUMMARY: 0 errors"'
+program bin compute-sanitizer 'echo "$*" >>"'"$folder"'/sanitized"
+  echo "ERROR SUMMARY: 0 errors"'
 program programs gpu_tests 'echo "tests $GTEST_SHARD_INDEX of $GTEST_TOTAL_SHARDS $*"'
 program programs cuda_runtime_engine_test 'echo engine'
 program programs timeline 'echo "timeline $*"'
@@ -69,16 +70,38 @@ assert run["copy_gb_per_s"] == 4000 and run["commit"] == "abc1234", run
 assert run["command"].startswith("decode_128 time ROWS.JSONL table; decode_128 time"), run
 CHECK
 
+# Programs may be links to one that has all tests: what the sanitizers see is named by suite.
+[[ "$(grep -c gtest_filter "$folder/sanitized")" == 25 ]] || fail "sanitizers: $(cat "$folder/sanitized")"
+if grep -E 'gtest_filter=\*? *$|[=:](\*|[^:]*/)?\*[A-Z]' "$folder/sanitized"; then
+  fail "a sanitizer's selection does not name its suite"
+fi
+
 # One shard, one program, one sanitizer that fails: its part fails, the others still run.
-program programs gpu_tests '[[ "$GTEST_SHARD_INDEX" != 3 || "$*" == *Replay* && "$*" != *-* ]]'
+program programs gpu_tests '[[ "$GTEST_SHARD_INDEX" != 3 ]]'
 refused "see $folder/out/log" "${prove[@]}" tests check
 grep -q '^tests *FAILED' "$folder/out/log.parts" || fail "a failing shard was not noticed"
 grep -q '^check *ok' "$folder/out/log.parts" || fail "nothing ran behind a part that failed"
 program programs gpu_tests ''
-program bin compute-sanitizer 'exit 9'
-refused "see $folder/out/log" "${prove[@]}" tests
+# Hazards that are known are told and do not fail it; others do, and tests that are not there.
+program bin compute-sanitizer '[[ "$*" != *racecheck*FewHeads* ]] || exit 9'
+"${prove[@]}" tests >/dev/null || fail "known hazards failed it: $(cat "$folder/out/log.sanitize")"
+grep -q 'exit   9 .*(known)' "$folder/out/log.sanitize" || fail "known hazards are not told"
+for fault in 'exit 9' 'echo "[==========] Running 0 tests from 0 test suites."'; do
+  program bin compute-sanitizer "$fault"
+  refused "see $folder/out/log" "${prove[@]}" tests
+done
+echo '{"program": "stale"}' >"$folder/out/part.jsonl"
 program programs decode_128 'exit 3'
 refused "see $folder/out/log" "${prove[@]}" kernels prefill
 [[ "$(wc -l <"$folder/out/rows.jsonl")" == 1 ]] || fail "rows of an earlier run were left"
+program bin nvidia-smi 'exit 9'
+refused "see $folder/out/log" "${prove[@]}" prefill
+[[ ! -e "$folder/out/run.json" ]] || fail "a run without a device's name was told"
+program bin nvidia-smi 'echo "NVIDIA H200, 580.1"'
+(cd "$folder" && "$LEAPQUANT_SOURCE_DIR/${prove[0]}" --programs programs --out near prefill) >/dev/null
+[[ -s "$folder/near/rows.jsonl" ]] || fail "relative folders are not those of the caller"
 echo "no such checkout" >"$folder/programs/source"
 refused "make that a link to" "${prove[@]}" check
+echo "$PWD" >"$folder/programs/source"
+rm "$folder/programs/commit"
+refused "lacks the file commit" "${prove[@]}" check
