@@ -8,6 +8,7 @@ rows.jsonl, and run.json with date, commit, command, copy_gb_per_s, gpu and driv
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -37,18 +38,45 @@ def subject(row):
     return tuple(row.get(key) for key in SUBJECT)
 
 
+# What the report asks of every row.
+NEEDED = ("family", "state", "rank", "heads", "batch", "tokens", "schedule", "us", "peer")
+NUMBERS = ("us", "slowest_us", "fastest_us", "bytes", "gb_per_s", "copy_share")
+
+
+def read_json(path, text, kind):
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        sys.exit(f"{path}: not JSON: {error}")
+    if not isinstance(value, kind):
+        sys.exit(f"{path}: not a JSON object")
+    return value
+
+
+def read_text(path):
+    try:
+        return path.read_text()
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror}; did the run end?")
+
+
 def read_rows(path):
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            sys.exit(f"{path}:{number}: not a JSON object: {error}")
-        if not isinstance(row, dict):
-            sys.exit(f"{path}:{number}: not a JSON object")
-        missing = [key for key in ("family", "state", "batch", "us") if key not in row]
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        place = f"{path}:{number}"
+        row = read_json(place, line, dict)
+        missing = [key for key in NEEDED if key not in row]
         if missing:
-            sys.exit(f"{path}:{number}: the row lacks {', '.join(missing)}")
+            sys.exit(f"{place}: the row lacks {', '.join(missing)}")
+        for key in SUBJECT:
+            if isinstance(row.get(key), (dict, list)):
+                sys.exit(f"{place}: {key} is {row[key]}; expected a word or a number")
+        for key in NUMBERS:
+            value = row.get(key, 1)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                sys.exit(f"{place}: {key} is {value!r}; expected a number")
+            if not (math.isfinite(value) and value > 0):
+                sys.exit(f"{place}: {key} is {value}; expected more than 0, and finite")
         rows.append(row)
     if not rows:
         sys.exit(f"{path} has no rows; was the run stopped?")
@@ -56,14 +84,15 @@ def read_rows(path):
 
 
 def read_run(path, machine):
-    run = json.loads(path.read_text())
-    missing = [key for key in RUN + DEVICE if key not in run]
+    run = read_json(path, read_text(path), dict)
+    missing = [key for key in RUN + DEVICE if not run.get(key)]
     if missing:
         sys.exit(f"{path} lacks {', '.join(missing)}")
-    if not machine["gpu"].startswith(run["gpu"]):
+    gpu = machine["gpu"].split(",")[0]
+    if run["gpu"] != gpu:
         sys.exit(
-            f"{path}: the GPU is '{run['gpu']}', that of the results '{machine['gpu']}'; rows of "
-            "another device need a folder of results of their own"
+            f"{path}: the GPU is '{run['gpu']}', that of the results '{gpu}'; rows of another "
+            "device need a folder of results of their own"
         )
     told = {key: run[key] for key in RUN}
     if run["driver"] != machine["driver"]:

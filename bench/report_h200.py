@@ -189,12 +189,7 @@ def write_report(folder):
         "\n".join(
             f"- {name}: {machine[name]}" for name in ("gpu", "driver", "toolkit", "clocks", "peer")
         ),
-        "\n".join(
-            f"- run {number}, {run['date']}: `{run['command']}`; commit: {run['commit']}; copy "
-            f"{run['copy_gb_per_s']} GB/s"
-            + (f"; driver {run['driver']}" if "driver" in run else "")
-            for number, run in machine["runs"].items()
-        ),
+        "\n".join(sentence(number, run) for number, run in machine["runs"].items()),
         "## The library",
         table(library),
         "## Folds: steps with staggered folds, and decode alone",

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/add_h200_run.py: rows find their places, runs come and go, bad input changes nothing."""
 
+import contextlib
+import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
-SOURCE = Path(os.environ["LEAPQUANT_SOURCE_DIR"])
+sys.path.insert(0, str(Path(os.environ["LEAPQUANT_SOURCE_DIR"], "bench")))
+import add_h200_run
+
 FILES = ("h200.jsonl", "h200.machine.json", "h200.md", "h200.svg")
 
 
@@ -69,12 +73,19 @@ class AddH200Run(unittest.TestCase):
 
     def add(self):
         (self.came / "run.json").write_text(json.dumps(self.told))
-        return subprocess.run(
-            [sys.executable, SOURCE / "bench" / "add_h200_run.py", self.came, self.results],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        said, told = io.StringIO(), io.StringIO()
+        arguments = ["add_h200_run.py", str(self.came), str(self.results)]
+        code = 0
+        with (
+            mock.patch.object(sys, "argv", arguments),
+            contextlib.redirect_stdout(said),
+        ):
+            try:
+                add_h200_run.main()
+            except SystemExit as end:
+                code = 1
+                told.write(str(end.code))
+        return code, said.getvalue(), told.getvalue()
 
     def read(self):
         lines = (self.results / "h200.jsonl").read_text().splitlines()
@@ -83,15 +94,15 @@ class AddH200Run(unittest.TestCase):
 
     def refused(self, sentence):
         before = {path: path.read_bytes() for path in self.results.iterdir()}
-        done = self.add()
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn(sentence, done.stderr)
+        code, _, told = self.add()
+        self.assertNotEqual(code, 0)
+        self.assertIn(sentence, told)
         self.assertEqual(before, {path: path.read_bytes() for path in self.results.iterdir()})
 
     def test_a_row_takes_the_place_of_the_same_one(self):
-        done = self.add()
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("9.0 (run 1: 10.0)", done.stdout)
+        code, said, told = self.add()
+        self.assertEqual(code, 0, told)
+        self.assertIn("9.0 (run 1: 10.0)", said)
         rows, machine = self.read()
         self.assertEqual([(r["us"], r["run"]) for r in rows], [(9.0, 3), (20.0, 2)])
         self.assertEqual(list(machine["runs"]), ["2", "3"])
@@ -104,30 +115,49 @@ class AddH200Run(unittest.TestCase):
             with self.subTest(changes=changes):
                 self.setUp()
                 self.write(self.came / "rows.jsonl", [row(9.0, **changes)])
-                done = self.add()
-                self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertIn("(new)", done.stdout)
+                code, said, told = self.add()
+                self.assertEqual(code, 0, told)
+                self.assertIn("(new)", said)
                 self.assertEqual([r["us"] for r in self.read()[0]], [10.0, 20.0, 9.0])
 
     def test_another_driver_is_told_and_another_device_refused(self):
         self.told["driver"] = "2.0"
-        self.assertEqual(self.add().returncode, 0)
+        self.assertEqual(self.add()[0], 0)
         self.assertEqual(self.read()[1]["runs"]["3"]["driver"], "2.0")
         self.assertIn("driver 2.0", (self.results / "h200.md").read_text())
-        self.told["gpu"] = "NVIDIA H100"
-        self.refused("the GPU is 'NVIDIA H100'")
+        for other in ("NVIDIA H100", "NVIDIA H20", "NVIDIA"):
+            self.told["gpu"] = other
+            self.refused(f"the GPU is '{other}'")
 
     def test_broken_files_change_nothing(self):
-        self.told.pop("commit")
+        commit = self.told.pop("commit")
         self.refused("run.json lacks commit")
-        self.told["commit"] = "c"
+        self.told["commit"] = ""
+        self.refused("run.json lacks commit")
+        self.told["commit"] = commit
+        lacks = {key: value for key, value in row(1.0).items() if key not in ("peer", "rank")}
         for text, sentence in (
             ("", "has no rows"),
-            ("{", "rows.jsonl:1: not a JSON object"),
+            ("{", "rows.jsonl:1: not JSON"),
             (json.dumps(row(1.0)) + "\n[]\n", "rows.jsonl:2: not a JSON object"),
-            ('{"family": "gdn"}\n', "the row lacks state, batch, us"),
+            ('{"family": "gdn"}\n', "the row lacks state, rank"),
+            (json.dumps(lacks) + "\n", "the row lacks rank, peer"),
+            (json.dumps(row("fast")) + "\n", "us is 'fast'; expected a number"),
+            (json.dumps(row(float("nan"))) + "\n", "us is nan"),
+            (json.dumps(row(0)) + "\n", "us is 0"),
+            (json.dumps(row(1.0, slowest_us=True)) + "\n", "slowest_us is True"),
+            (json.dumps(row(1.0, state=["int8"])) + "\n", "state is ['int8']"),
         ):
-            (self.came / "rows.jsonl").write_text(text)
+            with self.subTest(sentence=sentence):
+                (self.came / "rows.jsonl").write_text(text)
+                self.refused(sentence)
+
+    def test_a_run_that_did_not_end_changes_nothing(self):
+        (self.came / "rows.jsonl").unlink()
+        self.refused("rows.jsonl: No such file or directory; did the run end?")
+        self.write(self.came / "rows.jsonl", [row(9.0)])
+        for told, sentence in ((3, "run.json: not a JSON object"), ([], "not a JSON object")):
+            self.told = told
             self.refused(sentence)
 
 
