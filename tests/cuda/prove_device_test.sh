@@ -71,7 +71,8 @@ assert run["command"].startswith("decode_128 time ROWS.JSONL table; decode_128 t
 CHECK
 
 # Programs may be links to one that has all tests: what the sanitizers see is named by suite.
-[[ "$(grep -c gtest_filter "$folder/sanitized")" == 25 ]] || fail "sanitizers: $(cat "$folder/sanitized")"
+[[ "$(grep -c gtest_filter "$folder/sanitized")" == 25 ]] ||
+  fail "sanitizers: $(cat "$folder/sanitized")"
 if grep -E 'gtest_filter=\*? *$|[=:](\*|[^:]*/)?\*[A-Z]' "$folder/sanitized"; then
   fail "a sanitizer's selection does not name its suite"
 fi
@@ -98,7 +99,8 @@ program bin nvidia-smi 'exit 9'
 refused "see $folder/out/log" "${prove[@]}" prefill
 [[ ! -e "$folder/out/run.json" ]] || fail "a run without a device's name was told"
 program bin nvidia-smi 'echo "NVIDIA H200, 580.1"'
-(cd "$folder" && "$LEAPQUANT_SOURCE_DIR/${prove[0]}" --programs programs --out near prefill) >/dev/null
+script="$PWD/${prove[0]}"
+(cd "$folder" && "$script" --programs programs --out near prefill) >/dev/null
 [[ -s "$folder/near/rows.jsonl" ]] || fail "relative folders are not those of the caller"
 echo "no such checkout" >"$folder/programs/source"
 refused "make that a link to" "${prove[@]}" check
