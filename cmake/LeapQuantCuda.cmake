@@ -74,9 +74,8 @@ set(LEAPQUANT_CUDA_OPTIONS
     "$<$<BOOL:${LEAPQUANT_WERROR}>:-Xcompiler=-Werror>"
     "$<$<BOOL:${LEAPQUANT_WERROR}>:-Werror=all-warnings>")
 
-# leapquant_cuda_objects(<target> <architectures> <file>...): object files of src/cuda.
-function(leapquant_cuda_objects target architectures)
-  add_library(${target} OBJECT ${ARGN})
+# leapquant_cuda_target(<target> <architectures>): how nvcc compiles a target of ours.
+function(leapquant_cuda_target target architectures)
   set_target_properties(
     ${target}
     PROPERTIES CUDA_STANDARD 20
@@ -84,6 +83,12 @@ function(leapquant_cuda_objects target architectures)
                CUDA_EXTENSIONS OFF
                CUDA_ARCHITECTURES "${architectures}"
                POSITION_INDEPENDENT_CODE ON)
+endfunction()
+
+# leapquant_cuda_objects(<target> <architectures> <file>...): object files of src/cuda.
+function(leapquant_cuda_objects target architectures)
+  add_library(${target} OBJECT ${ARGN})
+  leapquant_cuda_target(${target} "${architectures}")
   target_compile_options(${target} PRIVATE ${LEAPQUANT_CUDA_OPTIONS})
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/src"
                                                "${PROJECT_SOURCE_DIR}/include")
