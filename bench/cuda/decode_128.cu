@@ -50,8 +50,8 @@ std::string variant_of(const Row& row) {
   return name + keys;
 }
 
-// Times a row and prints it; writes it to `out` if there is one. False, and nothing is written,
-// where calls left faults or outputs that are not finite.
+// Times a row, prints it and writes it to `out`. False, and nothing is written, where calls left
+// faults or outputs that are not finite.
 bool time_row(const Row& row, double copy, std::FILE* out) {
   const Case c = {row.state,  row.state,      row.decay, row.k_heads,     32,
                   row.tokens, LEAPQUANT_BF16, 0,         row.half_decays, 0.05};
@@ -110,13 +110,17 @@ bool time_row(const Row& row, double copy, std::FILE* out) {
                 static_cast<long long>(wrong));
   }
   std::fflush(stdout);
-  if (out != nullptr && wrong == 0) std::fprintf(out, "%s\n", line);
+  if (wrong == 0) std::fprintf(out, "%s\n", line);
   REQUIRE(cudaStreamDestroy(stream));
   return wrong == 0;
 }
 
 int time_all(const char* path, const char* which) {
-  std::FILE* out = path != nullptr ? std::fopen(path, "w") : nullptr;
+  std::FILE* out = std::fopen(path, "w");
+  if (out == nullptr) {
+    std::fprintf(stderr, "decode_128: %s cannot be written\n", path);
+    return 1;
+  }
   const double copy = copy_bandwidth();
   std::printf("copy %.0f GB/s\n", copy);
   const int S = LEAPQUANT_DECAY_SCALAR, V = LEAPQUANT_DECAY_VECTOR;
@@ -238,8 +242,9 @@ int time_all(const char* path, const char* which) {
   }
   bool good = true;
   for (const Row& row : rows) good = time_row(row, copy, out) && good;
-  if (out != nullptr) std::fclose(out);
-  return good ? 0 : 1;
+  if (rows.empty()) std::fprintf(stderr, "decode_128: there are no rows called %s\n", which);
+  std::fclose(out);
+  return good && !rows.empty() ? 0 : 1;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 // Usage: timeline [FORMAT [BATCH [scalar | vector]]], boundaries staggered; default: int8 512
 // scalar
 #include <optional>
+#include <utility>
 
 #include "decode_sets.cuh"
 
@@ -16,32 +17,30 @@ using namespace leapquant::bench;
 using cuda::Stamp;
 using cuda::StampTime;
 
-constexpr int kWarmWindows = 6;
-constexpr int kNoted = 16;  // calls that are read, one a phase
+constexpr int kWindows = 6;  // calls of the last are read
 
 // The stamps of a call.
 struct Noted {
   std::vector<StampTime> stamps;
+  uint64_t begin;  // of its check, in nanoseconds; the largest number where nothing was checked
+
+  explicit Noted(std::vector<StampTime> read) : stamps(std::move(read)), begin(UINT64_MAX) {
+    for (int team = 0; team < cuda::kStampTeams; ++team) {
+      if (const auto t = at(Stamp::kCheckBegins, team, 0)) begin = std::min(begin, t->nanoseconds);
+    }
+  }
 
   std::optional<StampTime> at(Stamp what, int team, int turn) const {
     const StampTime& found = stamps[static_cast<size_t>(cuda::place_of(what, team, turn))];
     if (found.cycles == 0) return std::nullopt;
     return found;
   }
-  uint64_t begin() const {
-    uint64_t first = UINT64_MAX;
-    for (int team = 0; team < cuda::kStampTeams; ++team) {
-      if (const auto t = at(Stamp::kCheckBegins, team, 0)) first = std::min(first, t->nanoseconds);
-    }
-    return first;
-  }
   // Microseconds from the call's begin, of all teams.
   std::vector<double> times(Stamp what, int turn) const {
     std::vector<double> found;
-    const uint64_t zero = begin();
     for (int team = 0; team < cuda::kStampTeams; ++team) {
       if (const auto t = at(what, team, turn)) {
-        found.push_back((static_cast<double>(t->nanoseconds) - static_cast<double>(zero)) * 1e-3);
+        found.push_back((static_cast<double>(t->nanoseconds) - static_cast<double>(begin)) * 1e-3);
       }
     }
     return found;
@@ -99,8 +98,8 @@ std::vector<Noted> run(DecodeSets* decode, cudaStream_t stream) {
   };
   DeviceArray<StampTime> stamps(cuda::kStampsOfCall);
   std::vector<Noted> noted;
-  for (int window = 0; window < kWarmWindows; ++window) {
-    const bool last = window + 1 == kWarmWindows;
+  for (int window = 0; window < kWindows; ++window) {
+    const bool last = window + 1 == kWindows;
     for (int phase = 0; phase < decode->phases; ++phase) {
       REQUIRE(cudaMemsetAsync(stamps.data, 0, stamps.count * sizeof(StampTime), stream));
       // The noted call has calls before it and behind it, as a layer in a model has.
@@ -109,7 +108,7 @@ std::vector<Noted> run(DecodeSets* decode, cudaStream_t stream) {
       }
       decode->advance_positions(phase, stream);
       REQUIRE(cudaStreamSynchronize(stream));
-      if (last && static_cast<int>(noted.size()) < kNoted) noted.push_back({stamps.get()});
+      if (last) noted.emplace_back(stamps.get());  // one call a phase
     }
   }
   return noted;
@@ -140,7 +139,7 @@ int main(int argc, char** argv) {
   cudaStream_t stream;
   REQUIRE(cudaStreamCreate(&stream));
   const std::vector<Noted> calls = run(&decode, stream);
-  if (calls.empty() || calls.front().begin() == UINT64_MAX) {
+  if (calls.front().begin == UINT64_MAX) {
     std::fprintf(stderr,
                  "timeline: calls of %d sequences are not checked by a launch of their own, "
                  "with which a timeline begins; take a larger batch\n",
