@@ -43,12 +43,12 @@ NEEDED = ("family", "state", "rank", "heads", "batch", "tokens", "schedule", "us
 NUMBERS = ("us", "slowest_us", "fastest_us", "bytes", "gb_per_s", "copy_share")
 
 
-def read_json(path, text, kind):
+def read_object(path, text):
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         sys.exit(f"{path}: not JSON: {error}")
-    if not isinstance(value, kind):
+    if not isinstance(value, dict):
         sys.exit(f"{path}: not a JSON object")
     return value
 
@@ -64,7 +64,7 @@ def read_rows(path):
     rows = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         place = f"{path}:{number}"
-        row = read_json(place, line, dict)
+        row = read_object(place, line)
         missing = [key for key in NEEDED if key not in row]
         if missing:
             sys.exit(f"{place}: the row lacks {', '.join(missing)}")
@@ -84,7 +84,7 @@ def read_rows(path):
 
 
 def read_run(path, machine):
-    run = read_json(path, read_text(path), dict)
+    run = read_object(path, read_text(path))
     missing = [key for key in RUN + DEVICE if not run.get(key)]
     if missing:
         sys.exit(f"{path} lacks {', '.join(missing)}")
