@@ -90,6 +90,16 @@ void print_cycles(const char* name, const std::vector<Noted>& calls, Stamp from,
               share_of(later, 0.9), share_of(later, 1.0));
 }
 
+// Stamps that follow each other: what was done until the next, from which.
+using Chain = std::vector<std::pair<const char*, Stamp>>;
+void print_chain(const char* title, const std::vector<Noted>& calls, const Chain& chain) {
+  std::printf("\n%-34s %8s %8s %8s %8s\n", title, "first", "later", "9 of 10", "most");
+  for (size_t i = 0; i + 1 < chain.size(); ++i) {
+    print_cycles(chain[i].first, calls, chain[i].second, chain[i + 1].second);
+  }
+  print_cycles("all", calls, chain.front().second, chain.back().second);
+}
+
 std::vector<Noted> run(DecodeSets* decode, cudaStream_t stream) {
   const auto decode_once = [&](int phase, int set, StampTime* stamps) {
     cuda::Call128 call = decode->call(phase, set);
@@ -168,6 +178,25 @@ int main(int argc, char** argv) {
   print_cycles("codec", calls, Stamp::kFitted, Stamp::kEncoded);
   print_cycles("send", calls, Stamp::kEncoded, Stamp::kFolded);
   print_cycles("all", calls, Stamp::kArrived, Stamp::kFolded);
+  print_chain("cycles of a head, codes", calls,
+              {{"inputs", Stamp::kCodesTurn},
+               {"prepared", Stamp::kCodesInputs},
+               {"codes there", Stamp::kCodesPrepared},
+               {"read", Stamp::kCodesThere},
+               {"rows weighed", Stamp::kCodesRead},
+               {"rows summed", Stamp::kCodesMet},
+               {"left to copies", Stamp::kCodesSummed},
+               {"done", Stamp::kCodesLeft},
+               {"", Stamp::kCodesDone}});
+  print_chain("cycles of a head, rows", calls,
+              {{"inputs", Stamp::kRowsTurn},
+               {"prepared, rows there", Stamp::kRowsInputs},
+               {"weighed", Stamp::kRowsThere},
+               {"codes read", Stamp::kRowsWeighed},
+               {"rows summed", Stamp::kRowsMet},
+               {"left to copies", Stamp::kRowsSummed},
+               {"done", Stamp::kRowsLeft},
+               {"", Stamp::kRowsDone}});
   const int64_t wrong = decode.count_wrong(stream);
   if (wrong != 0) {
     std::printf("%lld sequences faulty, outputs or heads not finite\n",

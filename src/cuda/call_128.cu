@@ -112,7 +112,8 @@ int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t
                        : mixed == 0 && rank <= 8 ? 16.3
                                                  : 24.8 + 2.35 * std::max(0, rank - 16)) +
                       (vector ? 1.9 : 0.0);
-  const double head = (0.52 + (f.bits == 6 ? 0.06 : 0.0) + 0.02 * mixed + (vector ? 0.3 : 0.0)) *
+  const double head = ((mixed > 0 ? 0.52 + 0.02 * mixed : 0.48) + (f.bits == 6 ? 0.07 : 0.0) +
+                       (vector ? 0.3 : 0.0)) *
                       (0.35 + 0.65 * call.tokens);
   const double bytes = total * (call.boundary_bytes + 5000.0) * 0.28e-6;
   // Due heads are dealt unevenly: between the mean and the next whole number of rounds.

@@ -162,17 +162,33 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
         if constexpr (part == OneHead::kInputs || part == OneHead::kAllParts) {
           if constexpr (kTogether > 1) {
             head.start_inputs(rows, group + bit, 0, tokens, n, format);
+          } else if constexpr (OneHead::kSharesCopies) {
+            if (part == OneHead::kInputs || warp == 1) {
+              head.start_inputs_by_lanes(rows, group + bit, n);
+            }
           } else if constexpr (OneHead::kStreams) {
             head.start_inputs(rows, group + bit, 0, n);
           }
         }
         if constexpr (part == OneHead::kCodes || part == OneHead::kAllParts) {
-          if (threadIdx.x == 0) head.start_codes(rows, group + bit, format);
+          // By whichever warp comes here, at first by the first.
+          const bool mine =
+              OneHead::kSharesCopies && part == OneHead::kCodes ? lane == 0 : threadIdx.x == 0;
+          if (mine) head.start_codes(rows, group + bit, format);
         }
         if constexpr (kVector && (part == OneHead::kKeys || part == OneHead::kAllParts)) {
           if (threadIdx.x == 0) head.start_keys(rows, group + bit, n);
         }
-        if constexpr (part == OneHead::kRows || part == OneHead::kAllParts) {
+        if constexpr (OneHead::kSharesCopies) {
+          if constexpr (part == OneHead::kTail || part == OneHead::kAllParts) {
+            const bool mine = part == OneHead::kTail ? lane == 0 : threadIdx.x == 0;
+            if (mine) head.start_tail(rows, group + bit, format);
+          }
+          if constexpr (part == OneHead::kRecords || part == OneHead::kAllParts) {
+            const bool mine = part == OneHead::kRecords ? lane == 0 : threadIdx.x == 32;
+            if (mine) head.start_records(rows, group + bit, n);
+          }
+        } else if constexpr (part == OneHead::kRows || part == OneHead::kAllParts) {
           if (threadIdx.x == 32) head.start_rows(rows, group + bit, n, format);
         }
         if constexpr (!OneHead::kStreams && part == OneHead::kAllParts) {

@@ -19,6 +19,8 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   // Everything of the next head is on its way as soon as this head has read what it takes the place
   // of; else, together, when all of it is read.
   static constexpr bool kStreams = kPlain && kPairs == 1;
+  // Who starts which copy is shared out so that neither warp of a pair has the longer way.
+  static constexpr bool kSharesCopies = kStreams && !kMany && !kVector;
   static constexpr int32_t kThreads = 64 * kPairs;
   static constexpr int32_t kInputArrivals = 33;  // one thread and one warp
   const Call128& call;
@@ -28,7 +30,8 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
 
   // Of shared memory, by who reads them and when. Keys, with their decays, are apart from the other
   // rows with vector decays, whose records are weighed at a head's start.
-  enum Part { kInputs, kCodes, kKeys, kRows, kAllParts };
+  // Rows are what follows the codes (kTail), but for smoothing, and records.
+  enum Part { kInputs, kCodes, kKeys, kRows, kTail, kRecords, kAllParts };
 
   __device__ __forceinline__ static int32_t decay_type(const Rows128& rows) {
     return kVector ? rows.type : scalar_type<kPlain>(rows);
@@ -165,9 +168,9 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   }
   __device__ __forceinline__ void init_barriers() const {  // one thread
     barrier_init(barrier_of(0), 1);
-    barrier_init(barrier_of(1), 1);
+    barrier_init(barrier_of(1), kSharesCopies ? 2 : 1);
     barrier_init(barrier_of(4), 1);
-    barrier_init(barrier_of(2), kInputArrivals);
+    barrier_init(barrier_of(2), kSharesCopies ? 32 : kInputArrivals);
   }
 
   // Inputs that lie in shared memory (kStreams).
@@ -278,17 +281,24 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
                 rows.window + (decays_at(v_head) + decay_row * ring), decay_row * count, barrier);
     });
   }
-  // Value scales, compensators and what n records have besides; one thread.
-  __device__ __forceinline__ void start_rows(const Pointers& rows, int32_t v_head, int32_t n,
-                                             const HeadFormat128& format) const {
+  // Value scales and compensators; one thread.
+  __device__ __forceinline__ void start_tail(const Pointers& rows, int32_t v_head,
+                                             const HeadFormat128& format,
+                                             uint32_t more_bytes = 0) const {
     const uint32_t to = shared_address(shared);
     const uint32_t barrier = barrier_of(1);
     const uint32_t rest = static_cast<uint32_t>(format.bytes - format.fp16_keys);
     const auto scales = static_cast<uint32_t>(format.smoothing_at - format.value_scale);
     const char* boundary = boundary_at(rows, v_head);
-    barrier_expect(barrier, scales + rest + static_cast<uint32_t>(n) * (kVector ? 256u : 512u));
+    barrier_expect(barrier, scales + rest + more_bytes);
     bulk_copy(to + format.value_scale, boundary + format.value_scale, scales, barrier);
     if (rest != 0) bulk_copy(to + format.fp16_keys, boundary + format.fp16_keys, rest, barrier);
+  }
+  // What n records have besides decays, with vector decays besides keys; one thread.
+  __device__ __forceinline__ void copy_records(const Pointers& rows, int32_t v_head,
+                                               int32_t n) const {
+    const uint32_t to = shared_address(shared);
+    const uint32_t barrier = barrier_of(1);
     for_records(rows, n, [&](uint32_t done, uint32_t ring, uint32_t count) {
       if constexpr (!kVector) {
         bulk_copy(to + plan.keys + 256 * done, rows.window + (keys_at(v_head) + 256u * ring),
@@ -297,6 +307,46 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
       bulk_copy(to + plan.corrections + 256 * done,
                 rows.window + (corrections_at(v_head) + 256u * ring), 256u * count, barrier);
     });
+  }
+  __device__ __forceinline__ static uint32_t record_bytes(int32_t n) {
+    return static_cast<uint32_t>(n) * (kVector ? 256u : 512u);
+  }
+  __device__ __forceinline__ void start_records(const Pointers& rows, int32_t v_head,
+                                                int32_t n) const {
+    barrier_expect(barrier_of(1), record_bytes(n));
+    copy_records(rows, v_head, n);
+  }
+  // Both; one thread.
+  __device__ __forceinline__ void start_rows(const Pointers& rows, int32_t v_head, int32_t n,
+                                             const HeadFormat128& format) const {
+    start_tail(rows, v_head, format, record_bytes(n));
+    copy_records(rows, v_head, n);
+  }
+  // Inputs of a head as start_inputs brings them, by sixteen bytes a lane (kSharesCopies), which
+  // costs a warp less than bulk copies; the check has left them in the second cache level. One
+  // warp.
+  __device__ __forceinline__ void start_inputs_by_lanes(const Pointers& rows, int32_t v_head,
+                                                        int32_t n) const {
+    const uint32_t to = shared_address(shared + plan.inputs);
+    const int32_t k_head = quotient<kPlain>(v_head, call.group);
+    const auto place = 16u * static_cast<uint32_t>(lane & 15);
+    const bool upper = lane >= 16;
+    const char* first = upper ? at(rows.k, call.k, 0, k_head) : at(rows.q, call.q, 0, k_head);
+    copy_16_async(to + (upper ? static_cast<uint32_t>(kKeyInputAt) : 0u) + place, first + place);
+    if (!upper) {
+      copy_16_async(to + kValueInputAt + place, at(rows.v, call.v, 0, v_head) + place);
+    }
+    const uint32_t scalar = 4u * static_cast<uint32_t>(v_head);
+    if (lane == 16 && call.beta.data != nullptr) copy_4_async(to + kScalarsAt, rows.beta + scalar);
+    if (lane == 17 && call.log_decay.data != nullptr) {
+      copy_4_async(to + kScalarsAt + 4, rows.g + scalar);
+    }
+    if (call.stored_decay != 0 && lane < n) {
+      const auto ring = static_cast<uint32_t>(ring_after(rows.ring, lane - n));
+      copy_4_async(to + kDecaysAt + 4u * static_cast<uint32_t>(lane),
+                   rows.window + (decays_at(v_head) + 4u * ring));
+    }
+    barrier_arrive_copies(barrier_of(2));
   }
 
   // Values of this lane, and its part of a record's rows.

@@ -129,12 +129,13 @@ struct DraftHead : DraftInputs {
         d[i][0][0] = d[i][0][2] = d[i][1][0] = d[i][1][2] = shift[i];
       }
     }
-    for_codes<kBits>(payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t (&a)[4]) {
+    for_codes<kBits, 1>(
+        payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t (&a)[4]) {
 #pragma unroll
-      for (int32_t i = 0; i < 2 * kPairsOfTokens; ++i) {
-        mma_int8<kBits == 8>(d[i][m], a[0], a[1], a[2], a[3], b[i][2 * s], b[i][2 * s + 1]);
-      }
-    });
+          for (int32_t i = 0; i < 2 * kPairsOfTokens; ++i) {
+            mma_int8<kBits == 8>(d[i][m], a[0], a[1], a[2], a[3], b[i][2 * s], b[i][2 * s + 1]);
+          }
+        });
 #pragma unroll
     for (int32_t p = 0; p < kPairsOfTokens; ++p) {
       const uint32_t to = sums + 16u * static_cast<uint32_t>(p * plan.words);

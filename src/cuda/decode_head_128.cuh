@@ -30,8 +30,11 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
   using Copies::keys_at;
   using Copies::kInputs;
   using Copies::kKeys;
+  using Copies::kRecords;
   using Copies::kRows;
+  using Copies::kSharesCopies;
   using Copies::kStreams;
+  using Copies::kTail;
   using Copies::load_values;
   using Copies::place;
   using Copies::read_inputs;
@@ -231,10 +234,13 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
     const uint32_t payload = shared_address(shared) + 16 * lane;
     const uint32_t sums = sums_of_codes() + 4 * ((lane & 3) * plan.words + (lane >> 2));
     constexpr int32_t kBlocks = 4 / kPairs;
-    const auto read = [&]<int kBits, bool kHalf>() {  // short code: it is fetched for each head
+    constexpr int32_t kTogether = kPairs == 1 ? 2 : 1;
+    // Short code, which is fetched for each head, but more than one chain of products at a time.
+    const auto read = [&]<int kBits, bool kHalf>() {
 #pragma unroll 1
-      for (int32_t i = 0; i < kBlocks; ++i) {
-        read_codes<kBits, kHalf>(payload, kBlocks * pair + i, b, shift, sums + 128 * i, lane);
+      for (int32_t i = 0; i < kBlocks; i += kTogether) {
+        read_codes<kBits, kHalf, kTogether>(payload, kBlocks * pair + i, b, shift, sums + 128 * i,
+                                            lane);
       }
     };
     if (format.bits == 8) {
@@ -371,10 +377,16 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
                                         const HeadFormat128& format, float* decay, bool last,
                                         Raw* raw, uint32_t turn, uint32_t input_turn,
                                         Ahead ahead) const {
+    stamp_turn(Stamp::kCodesTurn, Stamp::kRowsTurn, turn);
     if constexpr (kStreams) {
       wait_for_inputs(input_turn);
       read_inputs(t, n, raw, decay);
     }
+    stamp_turn(Stamp::kCodesInputs, Stamp::kRowsInputs, turn);
+    // Codes of 8 bits are operands as they lie, quantised rows are work: whose warp has time for
+    // copies.
+    const bool rows_are_slow = format.num_int8 + format.num_int4 > 0;
+    const bool codes_are_quick = format.bits == 8 || rows_are_slow;
     // Everything up to the last step is linear in k and q as given: lengths and the token's own
     // scalar decay come in at the end.
     const float4 q = widen_raw(raw->q, type_of(call.q));
@@ -424,11 +436,17 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       if constexpr (kStreams) ahead(std::integral_constant<Part, kKeys>());
     }
     if (reads_codes) {
+      stamp_of_codes(Stamp::kCodesPrepared, turn);
       if (t == 0) wait_for_codes(turn);
+      stamp_of_codes(Stamp::kCodesThere, turn);
       read_residual(rk, rq, back, format);
-      if constexpr (kStreams) ahead(std::integral_constant<Part, kCodes>());
+      stamp_of_codes(Stamp::kCodesRead, turn);
+      if constexpr (kStreams) {
+        if (!kSharesCopies || codes_are_quick) ahead(std::integral_constant<Part, kCodes>());
+      }
     } else {
       if (t == 0) wait_for_rows(turn);
+      stamp_of_rows(Stamp::kRowsThere, turn);
       float2 unit = make_float2(1.0f, 1.0f);
       if constexpr (kVector) {
         rk = multiply(rk, to_top(largest_of_warp(rk), &unit.x));
@@ -445,22 +463,53 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
         __syncwarp();
       }
       weigh_rows(n, unit, back, format);
+      stamp_of_rows(Stamp::kRowsWeighed, turn);
       if constexpr (kPairs == 2) sum_rows(n, format, 8 * pair + (lane >> 2));
     }
     pair_sync();
-    if constexpr (kStreams) ahead(std::integral_constant<Part, kInputs>());  // both have read them
+    stamp_turn(Stamp::kCodesMet, Stamp::kRowsMet, turn);
+    if constexpr (kStreams) {
+      // Both have read them.
+      if (!kSharesCopies || reads_codes == rows_are_slow) {
+        ahead(std::integral_constant<Part, kInputs>());
+      }
+      if (kSharesCopies && !reads_codes && !codes_are_quick) {
+        ahead(std::integral_constant<Part, kCodes>());
+      }
+    }
     if constexpr (kPairs == 1) {  // each warp for the values that it finishes
       sum_rows(n, format, (reads_codes ? 0 : 8) + (lane >> 2));
       __syncwarp();
     }
+    stamp_turn(Stamp::kCodesSummed, Stamp::kRowsSummed, turn);
     finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, [&] {
       if constexpr (kStreams) {
         pair_sync();
-        if (!reads_codes) ahead(std::integral_constant<Part, kRows>());
+        stamp_turn(Stamp::kCodesLeft, Stamp::kRowsLeft, turn);
+        if constexpr (kSharesCopies) {
+          if (reads_codes == codes_are_quick) ahead(std::integral_constant<Part, kTail>());
+          if (reads_codes == rows_are_slow) ahead(std::integral_constant<Part, kRecords>());
+        } else if (!reads_codes) {
+          ahead(std::integral_constant<Part, kRows>());
+        }
       } else if (last) {
         ahead(std::integral_constant<Part, kAllParts>());
       }
     });
+    stamp_turn(Stamp::kCodesDone, Stamp::kRowsDone, turn);
+  }
+
+  // Stamps of a block's turns but its first ones, by the first lane of either warp, and of both.
+  static constexpr uint32_t kUnstamped = 4;
+  __device__ __forceinline__ void stamp_of_codes(Stamp what, uint32_t turn) const {
+    if (turn >= kUnstamped) stamp(call, what, static_cast<int32_t>(turn - kUnstamped), 0);
+  }
+  __device__ __forceinline__ void stamp_of_rows(Stamp what, uint32_t turn) const {
+    if (turn >= kUnstamped) stamp(call, what, static_cast<int32_t>(turn - kUnstamped), 32);
+  }
+  __device__ __forceinline__ void stamp_turn(Stamp codes, Stamp rows, uint32_t turn) const {
+    stamp_of_codes(codes, turn);
+    stamp_of_rows(rows, turn);
   }
 
   // Steps of the residual's codes, a lane's values. scales: the value scales.

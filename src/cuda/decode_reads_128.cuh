@@ -271,22 +271,23 @@ __device__ __forceinline__ bool takes_second_first(int32_t lane) {
   return kBits == 8 && (lane & 8) != 0;
 }
 
-// The codes of 32 values as operands: use(s, m, a) for 32 keys s of four and 16 values m of two
-// (the other two where takes_second_first). payload: of the lane.
-template <int kBits, typename Use>
+// The codes of kBlocks blocks of 32 values as operands: use(s, m, a) for 32 keys s of four and 16
+// values m of 2 kBlocks (the other of two where takes_second_first). payload: of the lane.
+template <int kBits, int kBlocks, typename Use>
 __device__ __forceinline__ void for_codes(uint32_t payload, int32_t value_block, int32_t lane,
                                           Use use) {
   if constexpr (kBits == 8) {
     // Loads of half a lane's words: an operand takes halves of two, and registers need not move.
     // The assembler merges loads that it sees to be neighbours, so it must not see it.
     const uint32_t at = payload + value_block * 4096 + (takes_second_first<kBits>(lane) ? 8u : 0u);
-    const uint32_t blocks[2] = {at, at ^ 8u};
+    const uint32_t halves[2] = {at, at ^ 8u};
 #pragma unroll
     for (int32_t s = 0; s < 4; ++s) {
 #pragma unroll
-      for (int32_t m = 0; m < 2; ++m) {
-        const uint2 w0 = load_shared_pair(blocks[m] + 1024 * s);
-        const uint2 w1 = load_shared_pair(blocks[m] + 1024 * s + 512);
+      for (int32_t m = 0; m < 2 * kBlocks; ++m) {
+        const uint32_t from = halves[m % 2] + 4096 * (m / 2) + 1024 * s;
+        const uint2 w0 = load_shared_pair(from);
+        const uint2 w1 = load_shared_pair(from + 512);
         const uint32_t a[4] = {w0.x, w0.y, w1.x, w1.y};
         use(s, m, a);
       }
@@ -294,49 +295,57 @@ __device__ __forceinline__ void for_codes(uint32_t payload, int32_t value_block,
   } else {
     constexpr uint32_t kLow = 0x0f0f0f0fu;
     constexpr uint32_t kHigh = 0x30303030u;
-    const uint32_t blocks = payload + value_block * 2048;
+    const uint32_t lows = payload + value_block * 2048;
     const uint32_t highs = payload + 8192 + value_block * 1024;
 #pragma unroll
     for (int32_t s = 0; s < 4; ++s) {
-      const uint4 w = load_shared_four(blocks + 512 * s);
-      uint32_t a[2][4] = {{w.x & kLow, (w.x >> 4) & kLow, w.z & kLow, (w.z >> 4) & kLow},
-                          {w.y & kLow, (w.y >> 4) & kLow, w.w & kLow, (w.w >> 4) & kLow}};
-      if constexpr (kBits == 6) {
-        const uint2 h = load_shared_pair(highs + 512 * (s / 2) + 8 * (s % 2));
-        a[0][0] |= (h.x << 4) & kHigh;
-        a[0][1] |= (h.x << 2) & kHigh;
-        a[1][0] |= h.x & kHigh;
-        a[1][1] |= (h.x >> 2) & kHigh;
-        a[0][2] |= (h.y << 4) & kHigh;
-        a[0][3] |= (h.y << 2) & kHigh;
-        a[1][2] |= h.y & kHigh;
-        a[1][3] |= (h.y >> 2) & kHigh;
+#pragma unroll
+      for (int32_t block = 0; block < kBlocks; ++block) {
+        const uint4 w = load_shared_four(lows + 2048 * block + 512 * s);
+        uint32_t a[2][4] = {{w.x & kLow, (w.x >> 4) & kLow, w.z & kLow, (w.z >> 4) & kLow},
+                            {w.y & kLow, (w.y >> 4) & kLow, w.w & kLow, (w.w >> 4) & kLow}};
+        if constexpr (kBits == 6) {
+          const uint2 h = load_shared_pair(highs + 1024 * block + 512 * (s / 2) + 8 * (s % 2));
+          a[0][0] |= (h.x << 4) & kHigh;
+          a[0][1] |= (h.x << 2) & kHigh;
+          a[1][0] |= h.x & kHigh;
+          a[1][1] |= (h.x >> 2) & kHigh;
+          a[0][2] |= (h.y << 4) & kHigh;
+          a[0][3] |= (h.y << 2) & kHigh;
+          a[1][2] |= h.y & kHigh;
+          a[1][3] |= (h.y >> 2) & kHigh;
+        }
+        use(s, 2 * block, a[0]);
+        use(s, 2 * block + 1, a[1]);
       }
-      use(s, 0, a[0]);
-      use(s, 1, a[1]);
     }
   }
 }
 
-// Sums of code x fixed-point vector of 32 values. Columns 2t and 2t + 1 of the operand are
-// neighbouring digits of one vector, so a lane's two columns become one number: to sums [t][value],
-// t = 0, 1 of the first vector, 2, 3 of the second, odd t 2^16 times as much. `shift`: what codes
-// with an offset or of half-integers (kHalf: twice the sum) have to add.
-template <int kBits, bool kHalf>
+// Sums of code x fixed-point vector of kBlocks x 32 values. Columns 2t and 2t + 1 of the operand
+// are neighbouring digits of one vector, so a lane's two columns become one number: to sums
+// [t][value], t = 0, 1 of the first vector, 2, 3 of the second, odd t 2^16 times as much. `shift`:
+// what codes with an offset or of half-integers (kHalf: twice the sum) have to add.
+template <int kBits, bool kHalf, int kBlocks = 1>
 __device__ __forceinline__ void read_codes(uint32_t payload, int32_t value_block,
                                            const uint32_t (&b)[8], int32_t shift, uint32_t sums,
                                            int32_t lane) {
   constexpr bool kOffset = kBits != 8 || kHalf;
-  int32_t d[2][4] = {};
-  if constexpr (kOffset && !kHalf) d[0][0] = d[0][2] = d[1][0] = d[1][2] = shift;
-  for_codes<kBits>(payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t (&a)[4]) {
-    mma_int8<kBits == 8>(d[m], a[0], a[1], a[2], a[3], b[2 * s], b[2 * s + 1]);
-  });
+  int32_t d[2 * kBlocks][4] = {};
+  if constexpr (kOffset && !kHalf) {
 #pragma unroll
-  for (int32_t m = 0; m < 2; ++m) {
+    for (int32_t m = 0; m < 2 * kBlocks; ++m) d[m][0] = d[m][2] = shift;
+  }
+  for_codes<kBits, kBlocks>(
+      payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t (&a)[4]) {
+        mma_int8<kBits == 8>(d[m], a[0], a[1], a[2], a[3], b[2 * s], b[2 * s + 1]);
+      });
+#pragma unroll
+  for (int32_t m = 0; m < 2 * kBlocks; ++m) {
     const int32_t upper = d[m][1] * 256 + d[m][0];
     const int32_t lower = d[m][3] * 256 + d[m][2];
-    const uint32_t to = sums + (takes_second_first<kBits>(lane) ? 64 - 64 * m : 64 * m);
+    const int32_t half = 64 * (m % 2);
+    const uint32_t to = sums + 128 * (m / 2) + (takes_second_first<kBits>(lane) ? 64 - half : half);
     store_shared(to, kHalf ? 2 * upper + shift : upper);
     store_shared(to + 32, kHalf ? 2 * lower + shift : lower);
   }

@@ -26,6 +26,25 @@ enum class Stamp : int32_t {
   kDecodeBegins,
   kPassEnds,    // a block is through the heads that were not due
   kDecodeEnds,  // and through all
+  // Of a block's turn at a head of one token: the warp that reads codes,
+  kCodesTurn,
+  kCodesInputs,    // its inputs are there
+  kCodesPrepared,  // and widened, their lengths known
+  kCodesThere,
+  kCodesRead,
+  kCodesMet,     // the other warp has the weights of rows
+  kCodesSummed,  // value sides of rows
+  kCodesLeft,    // neither reads the head's rows any more
+  kCodesDone,
+  // and that of rows.
+  kRowsTurn,
+  kRowsInputs,
+  kRowsThere,
+  kRowsWeighed,
+  kRowsMet,
+  kRowsSummed,
+  kRowsLeft,
+  kRowsDone,
   kCount
 };
 
@@ -44,14 +63,15 @@ __host__ __device__ constexpr int32_t place_of(Stamp what, int32_t team, int32_t
   return (static_cast<int32_t>(what) * kStampTeams + team) * kStampTurns + turn;
 }
 
-// By all threads of a team: a block, or the threads of one threadIdx.y.
+// By threads of a team, a block or the threads of one threadIdx.y, of which `thread` is one.
 template <typename Call>
 __device__ __forceinline__ void stamp([[maybe_unused]] const Call& call,
                                       [[maybe_unused]] Stamp what,
-                                      [[maybe_unused]] int32_t turn = 0) {
+                                      [[maybe_unused]] int32_t turn = 0,
+                                      [[maybe_unused]] uint32_t thread = 0) {
 #ifdef LEAPQUANT_STAMPS
   const auto team = static_cast<int32_t>(blockIdx.x * blockDim.y + threadIdx.y);
-  if (threadIdx.x != 0 || call.stamps == nullptr) return;
+  if (threadIdx.x != thread || call.stamps == nullptr) return;
   if (team >= kStampTeams || turn >= kStampTurns) return;
   call.stamps[place_of(what, team, turn)] = {global_nanoseconds(),
                                              static_cast<uint64_t>(clock64())};
