@@ -27,6 +27,7 @@ program bin compute-sanitizer 'echo "$*" >>"'"$folder"'/sanitized"
 program programs gpu_tests 'echo "tests $GTEST_SHARD_INDEX of $GTEST_TOTAL_SHARDS $*"'
 program programs cuda_runtime_engine_test 'echo engine'
 program programs timeline 'echo "timeline $*"'
+program programs streams 'echo "streams $*"'
 program programs leapquant 'echo "{\"tool\": \"$2\"}"'
 for name in decode_128 plain_128 prefill; do
   program programs "$name" 'if [[ "$1" == time ]]; then
@@ -59,6 +60,7 @@ for shard in 0 1 2 3 4; do
 done
 grep -q engine "$folder/out/log.runtime" || fail "the runtime's tests did not run"
 [[ "$(grep -c '^timeline int' "$folder/out/log.timeline")" == 3 ]] || fail "timelines"
+grep -q '^streams int8 512' "$folder/out/log.streams" || fail "streams"
 [[ "$(grep -c '"program": "decode_128"' "$folder/out/rows.jsonl")" == 4 ]] || fail "rows of decode"
 [[ "$(wc -l <"$folder/out/rows.jsonl")" == 6 ]] || fail "rows: $(cat "$folder/out/rows.jsonl")"
 python3 - "$folder/out/run.json" <<'CHECK' || fail "run.json"
@@ -102,6 +104,15 @@ program bin nvidia-smi 'echo "NVIDIA H200, 580.1"'
 script="$PWD/${prove[0]}"
 (cd "$folder" && "$script" --programs programs --out near prefill) >/dev/null
 [[ -s "$folder/near/rows.jsonl" ]] || fail "relative folders are not those of the caller"
+mkdir "$folder/programs/lib"
+program bin ldd 'echo "libhwy.so.1 => not found"'
+refused "libraries are missing: libhwy.so.1" "${prove[@]}" check
+program bin ldd 'echo "libhwy.so.1 => /usr/lib/libhwy.so.1 (0x1)"'
+program programs decode_128 ''
+program programs prefill 'echo "$LD_LIBRARY_PATH" >"'"$folder"'/libraries"'
+"${prove[@]}" check >/dev/null
+[[ "$(cut -d: -f1 <"$folder/libraries")" == "$folder/programs/lib" ]] ||
+  fail "programs do not find their libraries: $(cat "$folder/libraries")"
 echo "no such checkout" >"$folder/programs/source"
 refused "make that a link to" "${prove[@]}" check
 echo "$PWD" >"$folder/programs/source"
