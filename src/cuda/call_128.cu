@@ -108,11 +108,11 @@ int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t
   const int32_t rank = f.num_fp16 + mixed;
   // Microseconds: of two folds at once on a multiprocessor; of one multiprocessor for a head; of
   // the whole call's bytes.
-  const double fold = (mixed == 0 && rank <= 4   ? 14.0
-                       : mixed == 0 && rank <= 8 ? 16.3
+  const double fold = (mixed == 0 && rank <= 4   ? 14.2
+                       : mixed == 0 && rank <= 8 ? 16.2
                                                  : 24.8 + 2.35 * std::max(0, rank - 16)) +
                       (vector ? 1.9 : 0.0);
-  const double head = ((mixed > 0 ? 0.52 + 0.02 * mixed : 0.48) + (f.bits == 6 ? 0.07 : 0.0) +
+  const double head = ((mixed > 0 ? 0.52 + 0.02 * mixed : 0.51) + (f.bits == 6 ? 0.07 : 0.0) +
                        (vector ? 0.3 : 0.0)) *
                       (0.35 + 0.65 * call.tokens);
   const double bytes = total * (call.boundary_bytes + 5000.0) * 0.28e-6;

@@ -163,9 +163,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
           if constexpr (kTogether > 1) {
             head.start_inputs(rows, group + bit, 0, tokens, n, format);
           } else if constexpr (OneHead::kSharesCopies) {
-            if (part == OneHead::kInputs || warp == 1) {
-              head.start_inputs_by_lanes(rows, group + bit, n);
-            }
+            if (warp == 1) head.start_inputs_by_lanes(rows, group + bit, n);
           } else if constexpr (OneHead::kStreams) {
             head.start_inputs(rows, group + bit, 0, n);
           }
@@ -185,8 +183,7 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
             if (mine) head.start_tail(rows, group + bit, format);
           }
           if constexpr (part == OneHead::kRecords || part == OneHead::kAllParts) {
-            const bool mine = part == OneHead::kRecords ? lane == 0 : threadIdx.x == 32;
-            if (mine) head.start_records(rows, group + bit, n);
+            if (threadIdx.x == 32) head.start_records(rows, group + bit, n);
           }
         } else if constexpr (part == OneHead::kRows || part == OneHead::kAllParts) {
           if (threadIdx.x == 32) head.start_rows(rows, group + bit, n, format);

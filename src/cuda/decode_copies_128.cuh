@@ -329,12 +329,12 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
                                                         int32_t n) const {
     const uint32_t to = shared_address(shared + plan.inputs);
     const int32_t k_head = quotient<kPlain>(v_head, call.group);
-    const auto place = 16u * static_cast<uint32_t>(lane & 15);
+    const auto piece = 16u * static_cast<uint32_t>(lane & 15);
     const bool upper = lane >= 16;
     const char* first = upper ? at(rows.k, call.k, 0, k_head) : at(rows.q, call.q, 0, k_head);
-    copy_16_async(to + (upper ? static_cast<uint32_t>(kKeyInputAt) : 0u) + place, first + place);
+    copy_16_async(to + (upper ? static_cast<uint32_t>(kKeyInputAt) : 0u) + piece, first + piece);
     if (!upper) {
-      copy_16_async(to + kValueInputAt + place, at(rows.v, call.v, 0, v_head) + place);
+      copy_16_async(to + kValueInputAt + piece, at(rows.v, call.v, 0, v_head) + piece);
     }
     const uint32_t scalar = 4u * static_cast<uint32_t>(v_head);
     if (lane == 16 && call.beta.data != nullptr) copy_4_async(to + kScalarsAt, rows.beta + scalar);

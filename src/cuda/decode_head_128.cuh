@@ -383,10 +383,8 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
       read_inputs(t, n, raw, decay);
     }
     stamp_turn(Stamp::kCodesInputs, Stamp::kRowsInputs, turn);
-    // Codes of 8 bits are operands as they lie, quantised rows are work: whose warp has time for
-    // copies.
-    const bool rows_are_slow = format.num_int8 + format.num_int4 > 0;
-    const bool codes_are_quick = format.bits == 8 || rows_are_slow;
+    // Codes of 8 bits are operands as they lie: their warp has time for some of the copies.
+    const bool codes_are_quick = format.bits == 8;
     // Everything up to the last step is linear in k and q as given: lengths and the token's own
     // scalar decay come in at the end.
     const float4 q = widen_raw(raw->q, type_of(call.q));
@@ -470,9 +468,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
     stamp_turn(Stamp::kCodesMet, Stamp::kRowsMet, turn);
     if constexpr (kStreams) {
       // Both have read them.
-      if (!kSharesCopies || reads_codes == rows_are_slow) {
-        ahead(std::integral_constant<Part, kInputs>());
-      }
+      if (!kSharesCopies || !reads_codes) ahead(std::integral_constant<Part, kInputs>());
       if (kSharesCopies && !reads_codes && !codes_are_quick) {
         ahead(std::integral_constant<Part, kCodes>());
       }
@@ -488,7 +484,7 @@ struct Head : HeadCopies<kVector, kPairs, kPlain, kMany> {
         stamp_turn(Stamp::kCodesLeft, Stamp::kRowsLeft, turn);
         if constexpr (kSharesCopies) {
           if (reads_codes == codes_are_quick) ahead(std::integral_constant<Part, kTail>());
-          if (reads_codes == rows_are_slow) ahead(std::integral_constant<Part, kRecords>());
+          if (!reads_codes) ahead(std::integral_constant<Part, kRecords>());
         } else if (!reads_codes) {
           ahead(std::integral_constant<Part, kRows>());
         }

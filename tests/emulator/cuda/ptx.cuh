@@ -69,6 +69,7 @@ inline void store_shared(uint32_t address, int32_t word) { in_shared<int32_t>(ad
 inline int32_t block_x() { return static_cast<int32_t>(emulator::block_place().x); }
 inline int32_t block_y() { return static_cast<int32_t>(emulator::block_place().y); }
 // Of kernels that do not run here.
+inline void copy_16_async(uint32_t, const void*) { emulator::fail("copies of 16 bytes"); }
 inline void copy_4_async(uint32_t, const void*) { emulator::fail("copies of 4 bytes"); }
 inline void barrier_arrive_copies(uint32_t) { emulator::fail("an arrival of copies"); }
 
