@@ -90,11 +90,11 @@ __global__ void __launch_bounds__(64 * kPairs, resident_blocks(kVector, kPairs, 
   const int32_t pair = kPairs == 1 ? 0 : warp >> 1;
   const auto head_at = [&](int32_t lane) {
     const Head<kVector, kPairs, kPlain, kMany> head = {
-        {{shared + plan.limbs + pair * plan.scratch, plan, lane, pair},
-         call,
-         shared,
-         (warp & 1) == 0,
-         32 * warp + lane}};
+        {{{shared + plan.limbs + pair * plan.scratch, plan, lane, pair},
+          call,
+          shared,
+          (warp & 1) == 0,
+          32 * warp + lane}}};
     return OneHead{head};
   };
   uint32_t* deferred = reinterpret_cast<uint32_t*>(shared + plan.deferred);

@@ -226,11 +226,11 @@ static __global__ void __launch_bounds__(kThreads, 2)
     const int32_t v_head = block_x();
     const int32_t lane = thread & 31;
     const int32_t warp = __shfl_sync(kAll, thread >> 5, 0);
-    const SmallHead head = {{{{shared + plan.limbs, plan, lane, 0},
-                              call,
-                              shared,
-                              warp < kReaders,
-                              SmallHead::value_of(warp & (kReaders - 1), lane)}}};
+    const SmallHead head = {{{{{shared + plan.limbs, plan, lane, 0},
+                               call,
+                               shared,
+                               warp < kReaders,
+                               SmallHead::value_of(warp & (kReaders - 1), lane)}}}};
     // Asked for at once: the sequence's place, the head's inputs, what is checked.
     const char* about = at[lane & 3];
     int32_t told = call.tokens;
