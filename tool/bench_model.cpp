@@ -105,8 +105,9 @@ void run_model_bench(const ModelBenchArguments& arguments) {
     }
   }
   if (arguments.json) return;
-  print(fmt::format("One decode step of {} with random weights on {}, {} tokens of context.\n\n",
-                    arguments.shape, bench->device_name(), arguments.context));
+  print(fmt::format("One decode step of {} with random weights on {}, {} tokens of context{}.\n\n",
+                    arguments.shape, bench->device_name(), arguments.context,
+                    arguments.repeat_token ? ", each sequence fed one token again and again" : ""));
   print(table.text());
   print(
       "\nMicroseconds; medians but for mean and slowest. Parts come from a graph with events "
