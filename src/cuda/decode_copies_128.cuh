@@ -322,9 +322,8 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     start_tail(rows, v_head, format, record_bytes(n));
     copy_records(rows, v_head, n);
   }
-  // Inputs of a head as start_inputs brings them, by sixteen bytes a lane (kSharesCopies), which
-  // costs a warp less than bulk copies; the check has left them in the second cache level. One
-  // warp.
+  // Inputs of a head as start_inputs brings them, by sixteen bytes a lane (kSharesCopies), so that
+  // one warp starts all; the check has left them in the second cache level.
   __device__ __forceinline__ void start_inputs_by_lanes(const Pointers& rows, int32_t v_head,
                                                         int32_t n) const {
     const uint32_t to = shared_address(shared + plan.inputs);
