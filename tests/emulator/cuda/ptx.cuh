@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "core/numeric.h"
 #include "emulator/device_code.h"
@@ -68,10 +69,38 @@ inline uint4 load_shared_four(uint32_t address) { return in_shared<uint4>(addres
 inline void store_shared(uint32_t address, int32_t word) { in_shared<int32_t>(address) = word; }
 inline int32_t block_x() { return static_cast<int32_t>(emulator::block_place().x); }
 inline int32_t block_y() { return static_cast<int32_t>(emulator::block_place().y); }
+// Copies of 16 bytes are on their way from the thread's arrival for them on; those of 4, which the
+// machine has no late ones of, are there at once.
+struct PendingCopy {
+  uint32_t thread, shared;
+  const void* global;
+};
+inline std::vector<PendingCopy> pending_copies;
+inline void copy_16_async(uint32_t shared, const void* global) {
+  pending_copies.push_back({threadIdx.x, shared, global});
+}
+inline void copy_4_async(uint32_t shared, const void* global) {
+  std::memcpy(emulator::at_shared(shared, 4), global, 4);
+}
+inline void barrier_arrive_copies(uint32_t barrier) {
+  std::vector<PendingCopy> others, mine;
+  for (const PendingCopy& copy : pending_copies) {
+    (copy.thread == threadIdx.x ? mine : others).push_back(copy);
+  }
+  pending_copies = others;
+  emulator::expect_bytes(barrier, 16 * static_cast<uint32_t>(mine.size()));
+  for (const PendingCopy& copy : mine) {
+    emulator::copy_bytes(copy.shared, copy.global, 16, barrier);
+  }
+}
+inline int32_t load_acquire(const int32_t* address) { return *address; }
 // Of kernels that do not run here.
-inline void copy_16_async(uint32_t, const void*) { emulator::fail("copies of 16 bytes"); }
-inline void copy_4_async(uint32_t, const void*) { emulator::fail("copies of 4 bytes"); }
-inline void barrier_arrive_copies(uint32_t) { emulator::fail("an arrival of copies"); }
+inline uint32_t cluster_rank() { emulator::fail("clusters"); }
+inline uint32_t cluster_blocks() { emulator::fail("clusters"); }
+inline void cluster_arrive() { emulator::fail("clusters"); }
+inline void cluster_wait() { emulator::fail("clusters"); }
+inline void set_bits_in_block(uint32_t, uint32_t, uint32_t) { emulator::fail("clusters"); }
+inline void fence_cluster() { emulator::fail("clusters"); }
 
 // ---- Numbers ----
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernel that decodes large batches, emulated: each step against the reference on the same
+// bytes, and with other shares of heads and other orders of threads and copies, which must not
+// change a bit. No head is due: folds run beside it on a device, which one multiprocessor at a time
+// cannot show.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "emulator/device_code.h"
+#include "emulator/machine.h"
+
+// After device_code.h.
+#include "cuda/decode_128.cuh"
+#include "cuda/decode_kernel_128.cuh"
+#include "emulator/steps.h"
+
+namespace leapquant::cuda::decoding_128 {
+// The kernel's dynamic shared memory: all that a block of compute capability 9.0 may have.
+alignas(128) char block_shared[227 * 1024];
+}  // namespace leapquant::cuda::decoding_128
+
+namespace leapquant::emulator {
+namespace {
+
+// As src/cuda/decode_128.cu launches it for large batches.
+Result decode(const Layout& layout, const Inputs& in, Pool* pool, uint32_t blocks,
+              const Setting& setting) {
+  using namespace cuda::decoding_128;
+  Result result;
+  cuda::Call128 call;
+  EXPECT_TRUE(cuda::make_call_128(layout, pool->view(layout), arguments(in, &result), &call));
+  EXPECT_EQ(call.plain, 1);
+  call.checked = 1;
+  for (int32_t& status : result.status) status = LEAPQUANT_OK;  // the check's work
+  const Plan plan = plan_of(call.boundary_bytes, call.capacity, 0, call.weight_rows, 1, 1);
+  const auto total = static_cast<uint32_t>(call.batch * call.v_heads);
+  const Shares shares = {static_cast<int32_t>(total / blocks),
+                         static_cast<int32_t>(total % blocks)};
+  EXPECT_EQ(run(blocks, {64, 1}, block_shared, static_cast<uint32_t>(plan.bytes), setting,
+                [&] {
+                  cuda::with_known(cuda::known_128(call.classes[0]), [&](auto known) {
+                    decode_kernel<false, 1, true, false, known()>(call, shares);
+                  });
+                }),
+            "");
+  return result;
+}
+
+void follow(const Case& c) {
+  const Layout layout = conformance::make_test_layout(
+      make_shape(c.k_heads, c.v_heads, 128, 128, LEAPQUANT_DECAY_SCALAR), std::string(c.format));
+  std::mt19937_64 random(8431);
+  Pool pool(layout, c.batch + 1, c.start);
+  const auto total = static_cast<uint32_t>(c.batch * c.v_heads);
+  for (int32_t step = 0; step < 15; ++step) {
+    SCOPED_TRACE(step);
+    Inputs in = draw(c, &random);
+    in.positions.assign(static_cast<size_t>(c.batch), c.start + step);
+    for (int32_t i = 0; i < c.batch; ++i) in.slots.push_back((i + 1) % (c.batch + 1));
+    if (step == 14) in.slots[0] = -1;  // padding
+    Pool canonical = pool;
+    const Result truth = decode_by_reference(layout, in, &canonical);
+    if (::testing::Test::HasFailure()) return;
+    Pool by_few = pool;
+    Pool by_all = pool;
+    const Result own = decode(layout, in, &pool, 1, {0, 0xff});
+    for (const auto& [other, blocks] : {std::pair(&by_few, 1 + total / 3), {&by_all, total}}) {
+      const Result again =
+          decode(layout, in, other, blocks, {static_cast<uint64_t>(8500 + step), 0x35});
+      EXPECT_TRUE(pool.same_as(*other) && own.output == again.output);
+    }
+    EXPECT_EQ(own.status, truth.status);
+    EXPECT_EQ(pool.base, canonical.base);
+    EXPECT_LT(error_of(own.output, truth.output), kMostError);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(DecodeEmulator, StepsAreTheReferencesOnTheSameBytes) {
+  for (const Case& c :
+       {Case{4, 4, 3, "int8", 0}, Case{2, 4, 2, "int6", 16}, Case{2, 2, 2, "int4", 0},
+        Case{1, 2, 2, "int4+", 0}, Case{1, 2, 1, "int8+", 32}, Case{1, 2, 2, "8:r=0", 0},
+        Case{1, 1, 2, "4h:r=2:i8=3:i4=5", 0}, Case{1, 2, 1, "4:r=2:smooth=none", 0}}) {
+    SCOPED_TRACE(std::string(c.format) + " from " + std::to_string(c.start));
+    follow(c);
+  }
+}
+
+}  // namespace
+}  // namespace leapquant::emulator
