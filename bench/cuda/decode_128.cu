@@ -61,29 +61,24 @@ bool time_row(const Row& row, double copy, std::FILE* out) {
   REQUIRE(cudaStreamCreate(&stream));
   std::vector<cudaGraphExec_t> graphs;
   for (int p = 0; p < decode.phases; ++p) {
-    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    for (int set = 0; set < decode.sets; ++set) {
-      cuda::Call128 call = decode.call(p, set);
-      if (row.pairs == 0) {
-        REQUIRE(cuda::decode_128(decode.layout, call, stream));
-      } else {
-        if (row.pairs == 1) REQUIRE(cuda::launch_check_128(&call, vector, stream));
-        if (row.folds)
-          REQUIRE(cuda::launch_fold_128(call, vector, row.fold_blocks != 0 ? row.fold_blocks : 132,
-                                        row.grouped, stream));
-        if (row.per_processor == 0) continue;  // folds alone
-        const int blocks = row.per_processor < 20 ? 132 * row.per_processor : row.per_processor;
-        REQUIRE(cuda::launch_decode_128(call, vector, row.pairs, blocks, row.overlaps && row.folds,
-                                        !row.folds, stream));
+    graphs.push_back(graph_of(stream, [&] {
+      for (int set = 0; set < decode.sets; ++set) {
+        cuda::Call128 call = decode.call(p, set);
+        if (row.pairs == 0) {
+          REQUIRE(cuda::decode_128(decode.layout, call, stream));
+        } else {
+          if (row.pairs == 1) REQUIRE(cuda::launch_check_128(&call, vector, stream));
+          if (row.folds)
+            REQUIRE(cuda::launch_fold_128(
+                call, vector, row.fold_blocks != 0 ? row.fold_blocks : 132, row.grouped, stream));
+          if (row.per_processor == 0) continue;  // folds alone
+          const int blocks = row.per_processor < 20 ? 132 * row.per_processor : row.per_processor;
+          REQUIRE(cuda::launch_decode_128(call, vector, row.pairs, blocks,
+                                          row.overlaps && row.folds, !row.folds, stream));
+        }
       }
-    }
-    if (row.folds) decode.advance_positions(p, stream);
-    cudaGraph_t graph;
-    REQUIRE(cudaStreamEndCapture(stream, &graph));
-    cudaGraphExec_t exec;
-    REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
-    REQUIRE(cudaGraphDestroy(graph));
-    graphs.push_back(exec);
+      if (row.folds) decode.advance_positions(p, stream);
+    }));
   }
   const int repeats = row.batch >= 512 ? 7 : 9;
   PhaseTimes times;

@@ -273,33 +273,28 @@ void time_row(const Row& row, double copy, std::FILE* out) {
   bench.launch.stream = stream;
   std::vector<cudaGraphExec_t> graphs;
   for (int p = 0; p < phases; ++p) {
-    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    for (int s = 0; s < sets; ++s) {
-      const int32_t* slots = bench.slot_list.data + s * row.batch;
-      const int32_t* places = positions.data + p * row.batch;
-      Status status = LEAPQUANT_OK;
-      if (row.folds) {
-        leapquant_fold_args fold = LEAPQUANT_INIT(leapquant_fold_args);
-        fold.batch = row.batch;
-        fold.state_slots = slots;
-        fold.positions = places;
-        fold.status = bench.status.data;
-        status = row.backend->fold(l, bench.pool, fold, bench.launch);
-      } else {
-        bench.args.state_slots = slots;
-        bench.args.positions = places;
-        status = row.backend->decode(l, bench.pool, bench.args, bench.launch);
+    graphs.push_back(graph_of(stream, [&] {
+      for (int s = 0; s < sets; ++s) {
+        const int32_t* slots = bench.slot_list.data + s * row.batch;
+        const int32_t* places = positions.data + p * row.batch;
+        Status status = LEAPQUANT_OK;
+        if (row.folds) {
+          leapquant_fold_args fold = LEAPQUANT_INIT(leapquant_fold_args);
+          fold.batch = row.batch;
+          fold.state_slots = slots;
+          fold.positions = places;
+          fold.status = bench.status.data;
+          status = row.backend->fold(l, bench.pool, fold, bench.launch);
+        } else {
+          bench.args.state_slots = slots;
+          bench.args.positions = places;
+          status = row.backend->decode(l, bench.pool, bench.args, bench.launch);
+        }
+        if (status != LEAPQUANT_OK) std::exit(1);
       }
-      if (status != LEAPQUANT_OK) std::exit(1);
-    }
-    advance<<<(row.batch + 255) / 256, 256, 0, stream>>>(positions.data + p * row.batch, row.batch,
-                                                         by);
-    cudaGraph_t graph;
-    REQUIRE(cudaStreamEndCapture(stream, &graph));
-    cudaGraphExec_t exec;
-    REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
-    REQUIRE(cudaGraphDestroy(graph));
-    graphs.push_back(exec);
+      advance<<<(row.batch + 255) / 256, 256, 0, stream>>>(positions.data + p * row.batch,
+                                                           row.batch, by);
+    }));
   }
   const int repeats = phases > 1 ? 7 : 21;
   const auto [mean, fastest, slowest] = time_phases(graphs, sets, repeats, stream);

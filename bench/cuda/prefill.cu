@@ -137,13 +137,10 @@ int time_row(const PrefillCase& c, double copy, std::FILE* out) {
   REQUIRE(cudaStreamCreate(&stream));
   run.prefill(stream);
   REQUIRE(cudaStreamSynchronize(stream));
-  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  run.reset(stream);
-  run.prefill(stream);
-  cudaGraph_t graph;
-  cudaGraphExec_t replay;
-  REQUIRE(cudaStreamEndCapture(stream, &graph));
-  REQUIRE(cudaGraphInstantiate(&replay, graph, 0));
+  const cudaGraphExec_t replay = graph_of(stream, [&] {
+    run.reset(stream);
+    run.prefill(stream);
+  });
   cudaEvent_t a, b;
   REQUIRE(cudaEventCreate(&a));
   REQUIRE(cudaEventCreate(&b));
@@ -177,7 +174,6 @@ int time_row(const PrefillCase& c, double copy, std::FILE* out) {
   std::fflush(stdout);
   std::fprintf(out, "%s\n", line);
   REQUIRE(cudaGraphExecDestroy(replay));
-  REQUIRE(cudaGraphDestroy(graph));
   REQUIRE(cudaStreamDestroy(stream));
   return run.faults();
 }

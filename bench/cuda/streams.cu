@@ -122,17 +122,13 @@ __global__ void __launch_bounds__(256) load_all(const uint4* from, int64_t words
 // Microseconds of launch(set), of a graph that goes through all sets.
 template <typename Launch>
 double time_launches(int32_t sets, cudaStream_t stream, const Launch& launch) {
-  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  for (int32_t set = 0; set < sets; ++set) {
-    launch(set);
-    REQUIRE(cudaGetLastError());
-  }
-  cudaGraph_t graph;
-  REQUIRE(cudaStreamEndCapture(stream, &graph));
-  cudaGraphExec_t exec;
-  REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
-  REQUIRE(cudaGraphDestroy(graph));
-  return time_phases({exec}, sets, 9, stream).mean;
+  const cudaGraphExec_t graph = graph_of(stream, [&] {
+    for (int32_t set = 0; set < sets; ++set) {
+      launch(set);
+      REQUIRE(cudaGetLastError());
+    }
+  });
+  return time_phases({graph}, sets, 9, stream).mean;
 }
 
 void print(const char* name, double microseconds, double bytes) {

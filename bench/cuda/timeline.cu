@@ -187,14 +187,14 @@ int main(int argc, char** argv) {
     print_times(name.c_str(), calls, Stamp::kPassEnds, 0, round * decoding, (round + 1) * decoding);
   }
   print_times("a block is done", calls, Stamp::kDecodeEnds, 0);
-  std::printf("\n%-34s %8s %8s %8s %8s\n", "cycles of a fold", "first", "later", "9 of 10", "most");
-  print_cycles("prepare", calls, Stamp::kArrived, Stamp::kPrepared);
-  print_cycles("rebuild", calls, Stamp::kPrepared, Stamp::kRebuilt);
-  print_cycles("norm and copy", calls, Stamp::kRebuilt, Stamp::kCopied);
-  print_cycles("fit", calls, Stamp::kCopied, Stamp::kFitted);
-  print_cycles("codec", calls, Stamp::kFitted, Stamp::kEncoded);
-  print_cycles("send", calls, Stamp::kEncoded, Stamp::kFolded);
-  print_cycles("all", calls, Stamp::kArrived, Stamp::kFolded);
+  print_chain("cycles of a fold", calls,
+              {{"prepare", Stamp::kArrived},
+               {"rebuild", Stamp::kPrepared},
+               {"norm and copy", Stamp::kRebuilt},
+               {"fit", Stamp::kCopied},
+               {"codec", Stamp::kFitted},
+               {"send", Stamp::kEncoded},
+               {"", Stamp::kFolded}});
   print_chain("cycles of a head, codes", calls,
               {{"inputs", Stamp::kCodesTurn},
                {"prepared", Stamp::kCodesInputs},

@@ -41,6 +41,19 @@ inline int sets_of(int64_t set_bytes, int most) {
   return static_cast<int>(std::clamp<int64_t>((int64_t{240} << 20) / set_bytes, 8, most));
 }
 
+// What `work` puts into the stream, as a graph.
+template <typename Work>
+cudaGraphExec_t graph_of(cudaStream_t stream, const Work& work) {
+  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  work();
+  cudaGraph_t graph;
+  REQUIRE(cudaStreamEndCapture(stream, &graph));
+  cudaGraphExec_t exec;
+  REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
+  REQUIRE(cudaGraphDestroy(graph));
+  return exec;
+}
+
 // Microseconds of one call: medians of the phases.
 struct PhaseTimes {
   double mean = 0.0, fastest = 1e30, slowest = 0.0;

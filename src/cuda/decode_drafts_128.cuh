@@ -275,8 +275,8 @@ struct DraftHead : DraftInputs {
     }
     __syncwarp();
     if (t0 == 0) wait_for_rows(turn);
-    const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
-    const int32_t int4_from = plan.rows - tiles_of(format.num_int4);
+    const int32_t int8_from = this->int8_weights_at(format);
+    const int32_t int4_from = this->int4_weights_at(format);
     const bool mixed = format.num_int8 + format.num_int4 > 0;
     if (mixed) {
 #pragma unroll 1
@@ -474,8 +474,8 @@ struct DraftHead : DraftInputs {
     const int32_t chunk = (reads_codes ? 0 : 8) + (lane >> 2);
     const int32_t had = format.num_fp16 + n;
     const int32_t stable = had & ~15;  // rows of tiles that the tokens leave alone
-    const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
-    const int32_t int4_from = plan.rows - tiles_of(format.num_int4);
+    const int32_t int8_from = this->int8_weights_at(format);
+    const int32_t int4_from = this->int4_weights_at(format);
     const bool mixed = format.num_int8 + format.num_int4 > 0;
     float before[4][4] = {};
     add_values(0, stable, format, chunk, before);

@@ -46,6 +46,14 @@ struct HeadRows : HeadCopies<kVector, kPairs, kPlain, kMany> {
   }
   __device__ __forceinline__ static int32_t tiles_of(int32_t count) { return (count + 15) & ~15; }
 
+  // Where the weights of quantised compensators begin: INT4 ones behind INT8 ones, at the end.
+  __device__ __forceinline__ int32_t int4_weights_at(const HeadFormat128& format) const {
+    return plan.rows - tiles_of(format.num_int4);
+  }
+  __device__ __forceinline__ int32_t int8_weights_at(const HeadFormat128& format) const {
+    return plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
+  }
+
   // Scalar decays: factors of compensators and records from lane l's log decay of record l: what
   // has decayed since. Zero past the last row, up to whole tiles at least.
   __device__ __forceinline__ void write_factors(float decay, int32_t n, const HeadFormat128& format,
@@ -129,8 +137,8 @@ struct HeadRows : HeadCopies<kVector, kPairs, kPlain, kMany> {
           i < format.num_fp16 ? format.fp16_keys : plan.keys - 256 * format.num_fp16;
       return shared + from + 256 * i;
     };
-    const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
-    const int32_t int4_from = plan.rows - tiles_of(format.num_int4);
+    const int32_t int8_from = int8_weights_at(format);
+    const int32_t int4_from = int4_weights_at(format);
     uint32_t most = 0;
     {
       uint4 columns[4];
@@ -194,8 +202,8 @@ struct HeadRows : HeadCopies<kVector, kPairs, kPlain, kMany> {
           i < format.num_fp16 ? format.fp16_values : plan.corrections - 256 * format.num_fp16;
       return shared + from + 256 * i;
     };
-    const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
-    const int32_t int4_from = plan.rows - tiles_of(format.num_int4);
+    const int32_t int8_from = int8_weights_at(format);
+    const int32_t int4_from = int4_weights_at(format);
     const uint32_t* column = Products::column_of_weights();
     float acc[4][4] = {};
 #pragma unroll 1
@@ -222,8 +230,8 @@ struct HeadRows : HeadCopies<kVector, kPairs, kPlain, kMany> {
   __device__ __forceinline__ void write_scales(const HeadFormat128& format, float* to,
                                                const float* said) const {
     const float all = said[kDecay];
-    const int32_t int8_from = plan.rows - tiles_of(format.num_int8) - tiles_of(format.num_int4);
-    const int32_t int4_from = plan.rows - tiles_of(format.num_int4);
+    const int32_t int8_from = int8_weights_at(format);
+    const int32_t int4_from = int4_weights_at(format);
     for (int32_t i = int8_from + lane; i < plan.rows; i += 32) {
       const bool wide = i < int4_from;
       const int32_t row = i - (wide ? int8_from : int4_from);

@@ -14,7 +14,6 @@
 #include "emulator/machine.h"
 
 // After device_code.h.
-#include "cuda/decode_128.cuh"
 #include "cuda/decode_kernel_128.cuh"
 #include "emulator/steps.h"
 
@@ -31,10 +30,7 @@ Result decode(const Layout& layout, const Inputs& in, Pool* pool, uint32_t block
               const Setting& setting) {
   using namespace cuda::decoding_128;
   Result result;
-  cuda::Call128 call;
-  EXPECT_TRUE(cuda::make_call_128(layout, pool->view(layout), arguments(in, &result), &call));
-  EXPECT_EQ(call.plain, 1);
-  call.checked = 1;
+  const cuda::Call128 call = common_call(layout, in, pool, &result);
   for (int32_t& status : result.status) status = LEAPQUANT_OK;  // the check's work
   const Plan plan = plan_of(call.boundary_bytes, call.capacity, 0, call.weight_rows, 1, 1);
   const auto total = static_cast<uint32_t>(call.batch * call.v_heads);

@@ -26,10 +26,7 @@ namespace {
 // As src/cuda/small_128.cu launches it.
 Result decode(const Layout& layout, const Inputs& in, Pool* pool, Setting setting) {
   Result result;
-  cuda::Call128 call;
-  EXPECT_TRUE(cuda::make_call_128(layout, pool->view(layout), arguments(in, &result), &call));
-  EXPECT_EQ(call.plain, 1);
-  call.checked = 1;
+  const cuda::Call128 call = common_call(layout, in, pool, &result);
   const cuda::small_128::Places places = cuda::small_128::places_of(call);
   setting.width = static_cast<uint32_t>(call.v_heads);
   const auto blocks = static_cast<uint32_t>(call.batch * call.v_heads);

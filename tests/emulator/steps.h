@@ -15,6 +15,7 @@
 
 #include "conformance/session.h"
 #include "core/numeric.h"
+#include "cuda/decode_128.cuh"
 #include "emulator/payload_order.h"
 #include "reference/backend.h"
 
@@ -87,6 +88,16 @@ inline leapquant_decode_args arguments(const Inputs& in, Result* result) {
   args.output.type = LEAPQUANT_BF16;
   args.status = result->status.data();
   return args;
+}
+
+// The common call, whose inputs a check has passed.
+inline cuda::Call128 common_call(const Layout& layout, const Inputs& in, Pool* pool,
+                                 Result* result) {
+  cuda::Call128 call;
+  EXPECT_TRUE(cuda::make_call_128(layout, pool->view(layout), arguments(in, result), &call));
+  EXPECT_EQ(call.plain, 1);
+  call.checked = 1;
+  return call;
 }
 
 inline Inputs draw(const Case& c, std::mt19937_64* random) {
