@@ -207,19 +207,24 @@ struct Turns : Copies<kVector, kPlain> {
     *sent = -1;
   }
 
-  // `before`: heads that the team has folded, for stamps.
+  // Starts on a list: the chunk before has used what arrives now.
+  __device__ __forceinline__ void begin() const {
+    start(items[0], turn, true, true);
+    if (kVector) load_decays<kPlain>(call, plan, shared, items[0]);
+  }
+  // What the check has found about the items' sequences. Ends with a barrier.
+  __device__ __forceinline__ void heed(int32_t count) const {
+    const auto i = static_cast<int32_t>(threadIdx.x);
+    if (i < count && call.status[items[i].sequence] != LEAPQUANT_OK) faults[i] = 1;
+    sync_team();
+  }
+
+  // Behind `begin` and whoever notes faults. `before`: heads that the team has folded, for stamps.
   __device__ __forceinline__ void fold_all(int32_t count, int32_t before) {
     int32_t own = -1;
     // Of one thread alone; where registers are for other things, behind faults and their number.
     int32_t* sent = kShort ? faults + kChunk + 1 : &own;
     if (kShort && threadIdx.x == kSender) *sent = -1;
-    start(items[0], turn, true, true);  // the chunk before has used what arrives now
-    if (kVector) load_decays<kPlain>(call, plan, shared, items[0]);
-    if (call.checked == 0) {
-      check(count);
-    } else if (kVector) {
-      sync_team();
-    }
 #pragma unroll 1
     for (int32_t i = 0; i < count; ++i) {
       const int32_t thread = fresh_copy(static_cast<int32_t>(threadIdx.x));
@@ -370,8 +375,13 @@ template <bool kVector, bool kPlain, Fits kFits, Known128 kKnown>
 static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
     fold_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(128) char all_shared[];
-  if (call.checked != 0) wait_for_previous_grid();  // the check; decode starts after it
-  launch_dependents();
+  // Groups begin when the check is done, others while it ends: these list what is due and start on
+  // it before they wait. Decode starts behind the check either way.
+  const bool early = call.checked != 0 && cluster_blocks() == 1;
+  if (!early) {
+    if (call.checked != 0) wait_for_previous_grid();
+    launch_dependents();
+  }
   stamp(call, Stamp::kFoldsBegin);
   // From another lane, which has the same: else it would be worked out again for every address.
   char* shared =
@@ -404,9 +414,9 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
       const int32_t v_head = static_cast<int32_t>(index) / call.batch;
       const int32_t sequence = static_cast<int32_t>(index) - v_head * call.batch;
       const Sequence128 s = load_sequence(call, sequence);
-      const bool sound = call.checked != 0 ? call.status[sequence] == LEAPQUANT_OK
-                                           : s.slot < call.num_state_slots &&
-                                                 s.window_slot < call.num_window_slots;
+      const bool sound = call.checked != 0 && !early ? call.status[sequence] == LEAPQUANT_OK
+                                                     : s.slot < call.num_state_slots &&
+                                                           s.window_slot < call.num_window_slots;
       if (s.alive && sound) {
         const int32_t base = *reinterpret_cast<const volatile int32_t*>(
             call.base + int64_t{s.slot} * call.v_heads + v_head);
@@ -420,9 +430,24 @@ static __global__ void __launch_bounds__(kMostTeams* kThreads, 1)
       }
     }
     sync_team();
-    stamp(call, Stamp::kListed, lists++);
+    stamp(call, Stamp::kListed, lists);
+    ++lists;
     const int32_t some = *count;
-    if (some > 0) turns.fold_all(some, folded);
+    if (some > 0) turns.begin();
+    if (early && lists == 1) {
+      wait_for_previous_grid();
+      launch_dependents();
+    }
+    if (some > 0) {
+      if (call.checked == 0) {
+        turns.check(some);
+      } else if (early) {
+        turns.heed(some);
+      } else if (kVector) {
+        sync_team();
+      }
+      turns.fold_all(some, folded);
+    }
     folded += some;
   }
 }

@@ -167,6 +167,7 @@ __device__ __forceinline__ void fold_one(const Call128& call, const folding_128:
   sync_team();
   Turns<false, true, kFits, kKnown> turns = {{call, plan, shared, barrier}, items, faults, 0u, 0};
   turns.note_routes();
+  turns.begin();
   turns.fold_all(1, 0);
   fence_async_proxy();
   sync_team();
