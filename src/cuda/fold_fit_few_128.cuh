@@ -80,7 +80,7 @@ struct FoldFitFew : FoldFit {
   }
   // From products of high parts (columns 0 .. 3) and low ones (4 .. 7) as `times` gives them.
   // Returns how exact the factor is: 2, 1 or 0.
-  __device__ __forceinline__ int32_t factor_few(const float (&gram)[4], bool floors,
+  __device__ __forceinline__ int32_t factor_few(const float (&gram)[2], bool floors,
                                                 Factor* f) const {
     float m[2];
 #pragma unroll
@@ -140,9 +140,9 @@ struct FoldFitFew : FoldFit {
         passes = 0;
       } else {
         const bool turned = left < 2 * rounds;
-        float gram[4];
+        float gram[2];
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) d[i] = gram[i] = 0.0f;
+        for (int32_t i = 0; i < 4; ++i) d[i] = 0.0f;
         // Four columns' high parts and their low ones are the operand's eight; at first no low
         // ones.
         times<false>(turned ? start + kFewLowsAt * ((lane() >> 2) & 1) : columns_from(0), d, true,

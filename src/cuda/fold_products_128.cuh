@@ -16,11 +16,13 @@ struct FoldProducts : FoldState {
   // products of those columns with one another too, [0], [1]: of column g with 2 t and 2 t + 1.
   template <bool kLows>
   __device__ __forceinline__ void times(uint32_t row, float (&d)[4], bool lows = true,
-                                        float (*gram)[4] = nullptr) const {
+                                        float (*gram)[2] = nullptr) const {
     const uint32_t state = matrix() + ((lane() & 7) + 8 * (lane() >> 4)) * kMatrixRow +
                            32 * warp() + 16 * ((lane() >> 3) & 1);
     float e[4] = {};
+    // Of 8 entries of the columns by 8: the first half of what one gives, the second of the other.
     float f[4] = {};
+    float h[4] = {};
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
       uint32_t a[4], b[4], c[4], l[4];
@@ -30,8 +32,11 @@ struct FoldProducts : FoldState {
       mma_fp16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
       mma_fp16(e, c[0], c[1], c[2], c[3], b[2], b[3]);
       if (gram != nullptr) {
-        mma_fp16(*gram, b[0], 0, b[1], 0, b[0], b[1]);
-        mma_fp16(f, b[2], 0, b[3], 0, b[2], b[3]);
+#pragma unroll
+        for (int32_t j = 0; j < 4; j += 2) {
+          mma_fp16_short(f, b[j], b[j + 1], b[j]);
+          mma_fp16_short(h, b[j], b[j + 1], b[j + 1]);
+        }
       }
       if (kLows && lows) {
         load_matrices(l, row + 64 * i + kLowAt);
@@ -41,7 +46,7 @@ struct FoldProducts : FoldState {
     }
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) d[i] += e[i];
-    if (gram != nullptr) (*gram)[0] += f[0], (*gram)[1] += f[1];
+    if (gram != nullptr) (*gram)[0] = f[0] + h[2], (*gram)[1] = f[1] + h[3];
   }
   // The address `times` takes, for columns first .. first + 7.
   __device__ __forceinline__ uint32_t columns_from(int32_t first) const {
