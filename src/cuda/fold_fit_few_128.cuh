@@ -66,22 +66,22 @@ struct FoldFitFew : FoldFit {
   // (`pivot`) and before (`diagonal`), and what later columns take it off by. A pivot below 1e-5 of
   // the diagonal is not exact: `floors`: the column lives, scaled by that least, and nothing is
   // taken off later ones for it, so that no error of a pivot grows; else one below 3e-7, which may
-  // be rounding, dies. *exact: at most 1 where a pivot is below 0.004 of its diagonal, 0 below
-  // 1e-5.
+  // be rounding, dies. *inexact, *rough: set where a pivot is below 0.004 and 1e-5 of its diagonal.
   __device__ __forceinline__ static float inverse_few(bool floors, float pivot, float diagonal,
-                                                      int32_t* exact, float* later) {
+                                                      bool* inexact, bool* rough, float* later) {
     const float least = (floors ? 1e-5f : 3e-7f) * diagonal;
     const bool rounding = pivot < least;
-    if (pivot < 0.004f * diagonal) *exact = min(*exact, pivot < 1e-5f * diagonal ? 0 : 1);
+    *inexact = *inexact || pivot < 0.004f * diagonal;
+    *rough = *rough || pivot < 1e-5f * diagonal;
     const float square = rounding ? floors ? least : 0.0f : pivot;
     const float inverse = square > 0.0f ? rsqrt_fast(square) : 0.0f;
     *later = rounding ? 0.0f : inverse;
     return inverse;
   }
   // From products of high parts (columns 0 .. 3) and low ones (4 .. 7) as `times` gives them.
-  // Returns how exact the factor is: 2, 1 or 0.
-  __device__ __forceinline__ int32_t factor_few(const float (&gram)[2], bool floors,
-                                                Factor* f) const {
+  // Returns whether the factor is not exact enough: in the end (`last`), or at all.
+  __device__ __forceinline__ bool factor_few(const float (&gram)[2], bool floors, bool last,
+                                             Factor* f) const {
     float m[2];
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
@@ -93,22 +93,23 @@ struct FoldFitFew : FoldFit {
     };
     const float g11 = of(1, 1), g22 = of(2, 2), g33 = of(3, 3);
     const float g00 = of(0, 0);
-    int32_t exact = 2;
+    bool inexact = false;
+    bool rough = false;
     float s0, s1, s2, s3;
-    f->i0 = inverse_few(floors, g00, g00, &exact, &s0);
+    f->i0 = inverse_few(floors, g00, g00, &inexact, &rough, &s0);
     f->l10 = of(1, 0) * s0;
     f->l20 = of(2, 0) * s0;
     f->l30 = of(3, 0) * s0;
-    f->i1 = inverse_few(floors, fmaf(-f->l10, f->l10, g11), g11, &exact, &s1);
+    f->i1 = inverse_few(floors, fmaf(-f->l10, f->l10, g11), g11, &inexact, &rough, &s1);
     f->l21 = fmaf(-f->l20, f->l10, of(2, 1)) * s1;
     f->l31 = fmaf(-f->l30, f->l10, of(3, 1)) * s1;
-    f->i2 =
-        inverse_few(floors, fmaf(-f->l21, f->l21, fmaf(-f->l20, f->l20, g22)), g22, &exact, &s2);
+    f->i2 = inverse_few(floors, fmaf(-f->l21, f->l21, fmaf(-f->l20, f->l20, g22)), g22, &inexact,
+                        &rough, &s2);
     f->l32 = fmaf(-f->l31, f->l21, fmaf(-f->l30, f->l20, of(3, 2))) * s2;
     f->i3 = inverse_few(floors,
                         fmaf(-f->l32, f->l32, fmaf(-f->l31, f->l31, fmaf(-f->l30, f->l30, g33))),
-                        g33, &exact, &s3);
-    return exact;
+                        g33, &inexact, &rough, &s3);
+    return rough || (last && inexact);
   }
 
   // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
@@ -153,8 +154,8 @@ struct FoldFitFew : FoldFit {
         take_row(d, k);
         if (turned) {
           Factor factor;
-          const int32_t exact = factor_few(gram, passes == 0, &factor);
-          if (exact < (left == 0 ? 2 : 1) && passes < 2) {
+          const bool again = factor_few(gram, passes == 0, left == 0, &factor);
+          if (again && passes < 2) {
             factor.apply(x);
             ++passes;
             // To lengths of some 2^6, of which low parts lose nothing.
