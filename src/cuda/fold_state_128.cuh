@@ -397,6 +397,7 @@ struct FoldState {
   template <bool kTogether>
   __device__ __forceinline__ void rebuild(State* s, int32_t rows) const {
     constexpr float kNothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    constexpr uint32_t kMinusHalves = 0xb800b800u;  // -0.5 twice
     uint32_t high[2], low[2];
 #pragma unroll
     for (int32_t n = 0; n < 2; ++n) {
@@ -414,17 +415,20 @@ struct FoldState {
     load_codes(words);
 #pragma unroll
     for (int32_t vb = 0; vb < 4; ++vb) {
-      const uint32_t (&word)[4] = words[vb];
+      const uint32_t(&word)[4] = words[vb];
       const float4 step = *reinterpret_cast<const float4*>(steps + 4 * vb);
 #pragma unroll
       for (int32_t j = 0; j < 2; ++j) {
 #pragma unroll
         for (int32_t n = 0; n < 2; ++n) {
-          float (&d)[4] = s->at[n][2 * vb + j];
+          float(&d)[4] = s->at[n][2 * vb + j];
           const uint32_t places = n == 0 ? 0x4140u : 0x4342u;
-          const uint32_t a0 = subtract_halves(__byte_perm(word[2 * j], high_byte, places), offset);
-          const uint32_t a1 =
-              subtract_halves(__byte_perm(word[2 * j + 1], high_byte, places), offset);
+          uint32_t a0 = subtract_halves(__byte_perm(word[2 * j], high_byte, places), offset);
+          uint32_t a1 = subtract_halves(__byte_perm(word[2 * j + 1], high_byte, places), offset);
+          if (format.half_levels) {  // the half of half-integers, which codes lack
+            a0 = subtract_halves(a0, kMinusHalves);
+            a1 = subtract_halves(a1, kMinusHalves);
+          }
           if (kTogether) {
             mma_fp16_from(d, a0, a1, a0, a1, high[n], low[n], kNothing);
           } else {
@@ -434,18 +438,6 @@ struct FoldState {
           const float lower = j == 0 ? step.x : step.z;
           const float upper = j == 0 ? step.y : step.w;
           d[0] *= lower, d[1] *= lower, d[2] *= upper, d[3] *= upper;
-        }
-      }
-    }
-    if (format.half_levels) {  // the half of half-integers, which codes lack
-      const float4 keys = *reinterpret_cast<const float4*>(at<float>(kFactorsAt) + first_key());
-      const float half[4] = {0.5f * keys.x, 0.5f * keys.y, 0.5f * keys.z, 0.5f * keys.w};
-#pragma unroll
-      for (int32_t m = 0; m < 8; ++m) {
-#pragma unroll
-        for (int32_t i = 0; i < 8; ++i) {
-          float& x = s->at[i / 4][m][i % 4];
-          x = fmaf(half[2 * (i / 4) + i % 2], steps[2 * m + i % 4 / 2], x);
         }
       }
     }
@@ -522,8 +514,8 @@ struct FoldState {
                          32 * warp() + 16 * (lane() >> 4);
 #pragma unroll
     for (int32_t m = 0; m < 8; ++m) {
-      const float (&x)[4] = s.at[0][m];
-      const float (&y)[4] = s.at[1][m];
+      const float(&x)[4] = s.at[0][m];
+      const float(&y)[4] = s.at[1][m];
       store_matrices(row + 16 * kMatrixRow * m, pack_fp16(x[0], x[1]), pack_fp16(x[2], x[3]),
                      pack_fp16(y[0], y[1]), pack_fp16(y[2], y[3]));
     }
@@ -538,7 +530,7 @@ struct FoldState {
       uint32_t high, low[4];
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) {
-        const float (&x)[4] = s.at[i / 2][m];
+        const float(&x)[4] = s.at[i / 2][m];
         split(x[2 * (i % 2)], x[2 * (i % 2) + 1], &high, &low[i]);
       }
       store_matrices(row + 16 * kMatrixRow * m, low[0], low[1], low[2], low[3]);
