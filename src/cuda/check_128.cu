@@ -13,38 +13,44 @@ namespace {
 
 using namespace device_128;
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kReaders = 256;  // threads that read inputs
+constexpr int32_t kThreads = kReaders + 64;
+constexpr int32_t kWarps = kThreads / 32;
 constexpr int32_t kInFlight = 2;  // loads of q, k and v each: a token of 32 heads in one go
 
+// Inputs by the first warps, bases and slots by one each, so that none waits for another's loads.
 template <bool kVector, bool kPlain>
 __global__ void __launch_bounds__(kThreads, 4) check_kernel(const __grid_constant__ Call128 call) {
   launch_dependents();
   stamp(call, Stamp::kCheckBegins);
   const auto sequence = static_cast<int32_t>(blockIdx.x);
   const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t lane = thread & 31;
   const Sequence128 s = load_sequence(call, sequence);
   uint32_t faults = s.fault;
   if (s.alive) {  // the same for all threads
     if (s.slot >= call.num_state_slots || s.window_slot >= call.num_window_slots) {
       faults = 4u;
-    } else {
+    } else if (thread < kReaders) {
+      faults = check_inputs<kVector, kInFlight, kPlain>(call, sequence, s.tokens, thread, kReaders);
+    } else if (thread < kReaders + 32) {
       const int32_t* bases = call.base + int64_t{s.slot} * call.v_heads;
 #pragma unroll 1
-      for (int32_t h = thread; h < call.v_heads; h += kThreads) {
+      for (int32_t h = lane; h < call.v_heads; h += 32) {
         faults |= check_position(call, s, bases[h]);
       }
-      faults |= check_slots(call, s, thread, kThreads);
-      faults |=
-          check_inputs<kVector, kInFlight, kPlain>(call, sequence, s.tokens, thread, kThreads);
+    } else {
+      faults = check_slots(call, s, lane, 32);
     }
   }
-  __shared__ uint32_t found;
-  if (thread == 0) found = 0;
-  __syncthreads();
+  __shared__ uint32_t found[kWarps];
   faults = __reduce_or_sync(~0u, faults);
-  if ((thread & 31) == 0 && faults != 0) atomicOr(&found, faults);
+  if (lane == 0) found[thread / 32] = faults;
   __syncthreads();
-  if (thread == 0) call.status[sequence] = status_of(found);
+  if (thread < 32) {
+    faults = __reduce_or_sync(~0u, lane < kWarps ? found[lane] : 0u);
+    if (lane == 0) call.status[sequence] = status_of(faults);
+  }
   stamp(call, Stamp::kCheckEnds);
 }
 
