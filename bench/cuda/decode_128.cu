@@ -106,6 +106,7 @@ bool time_row(const Row& row, double copy, std::FILE* out) {
   }
   std::fflush(stdout);
   if (wrong == 0) std::fprintf(out, "%s\n", line);
+  std::fflush(out);
   REQUIRE(cudaStreamDestroy(stream));
   return wrong == 0;
 }
