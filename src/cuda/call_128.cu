@@ -290,14 +290,13 @@ cudaError_t decode_128(const Layout& layout, const Call128& unchecked, cudaStrea
   if (small_128_serves(unchecked, vector, processors, shared, room)) {
     return launch_small_128(unchecked, stream);
   }
-  // Small batches share a head among more warps. A block reserves 1 KiB of shared memory more than
-  // it asks for.
+  // Small batches share a head among more warps.
   const int64_t total = int64_t{unchecked.batch} * unchecked.v_heads;
   const int32_t pairs = total >= 4 * processors ? 1 : 2;
   Call128 call = unchecked;
-  const int32_t each = decode_128_shared_bytes(call, vector, pairs) + 1024;
-  const int32_t most =
-      std::clamp(shared / each, 1, decode_128_resident_blocks(call, vector, pairs));
+  int32_t most = 0;
+  if (cudaError_t e = decode_128_resident_blocks(call, vector, pairs, &most)) return e;
+  most = std::max(most, 1);
   int32_t groups = 0;
   if (call.stagger != 0) {
     groups = groups_for(call, vector, processors, processors / kFoldGroup128);

@@ -40,12 +40,31 @@ auto kernel_of(const Call128& call) {
 }
 
 template <bool kVector, int kPairs, bool kPlain, bool kMany>
+Plan plan_for(const Call128& call) {
+  return plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0,
+                 call.weight_rows, kPairs, drafts_together(kVector, kPairs, kPlain, kMany));
+}
+
+// What `use` returns for the kinds of a call as template arguments.
+template <typename Use>
+cudaError_t with_kinds(const Call128& call, bool vector, int32_t pairs, const Use& use) {
+  const auto with = [&]<bool kVector, bool kPlain, bool kMany>() {
+    return pairs == 1 ? use.template operator()<kVector, 1, kPlain, kMany>()
+                      : use.template operator()<kVector, 2, kPlain, kMany>();
+  };
+  const auto of = [&]<bool kVector>() {
+    if (call.plain == 0) return with.template operator()<kVector, false, true>();
+    if (call.tokens > 1) return with.template operator()<kVector, true, true>();
+    return with.template operator()<kVector, true, false>();
+  };
+  return vector ? of.template operator()<true>() : of.template operator()<false>();
+}
+
+template <bool kVector, int kPairs, bool kPlain, bool kMany>
 cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shares,
                    cudaStream_t stream) {
   const int32_t cluster = kPairs > 1 && shares ? blocks_together(call, blocks) : 1;
-  const Plan plan =
-      plan_of(call.boundary_bytes, call.capacity, kVector ? call.decay_bytes : 0, call.weight_rows,
-              kPairs, drafts_together(kVector, kPairs, kPlain, kMany));
+  const Plan plan = plan_for<kVector, kPairs, kPlain, kMany>(call);
   const auto kernel = kernel_of<kVector, kPairs, kPlain, kMany>(call);
   if (const cudaError_t error = share_memory_128(kernel, plan.bytes)) return error;
   cudaLaunchConfig_t config = {};
@@ -65,16 +84,17 @@ cudaError_t launch(const Call128& call, int32_t blocks, bool overlaps, bool shar
 
 }  // namespace
 
-int32_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs) {
-  const bool plain = call.plain != 0;
-  return resident_blocks(vector, pairs, plain, !plain || call.tokens > 1);
-}
-
-int32_t decode_128_shared_bytes(const Call128& call, bool vector, int32_t pairs) {
-  return plan_of(call.boundary_bytes, call.capacity, vector ? call.decay_bytes : 0,
-                 call.weight_rows, pairs,
-                 drafts_together(vector, pairs, call.plain != 0, call.tokens > 1))
-      .bytes;
+cudaError_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs,
+                                       int32_t* blocks) {
+  *blocks = 0;
+  return with_kinds(call, vector, pairs,
+                    [&]<bool kVector, int kPairs, bool kPlain, bool kMany>() -> cudaError_t {
+                      const int32_t bytes = plan_for<kVector, kPairs, kPlain, kMany>(call).bytes;
+                      const auto kernel = kernel_of<kVector, kPairs, kPlain, kMany>(call);
+                      if (const cudaError_t error = share_memory_128(kernel, bytes)) return error;
+                      return cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                          blocks, kernel, 64 * kPairs, static_cast<size_t>(bytes));
+                    });
 }
 
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
@@ -85,17 +105,9 @@ cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, i
   const int64_t most = 32 * (kDeferredWords - 1);
   const int64_t least = (total + most - 1) / most;
   const int32_t grid = static_cast<int32_t>(std::max(std::min<int64_t>(blocks, total), least));
-  const bool plain = call.plain != 0;
-  const auto with = [&]<bool kVector, bool kPlain, bool kMany>() {
-    if (pairs == 1) return launch<kVector, 1, kPlain, kMany>(call, grid, overlaps, shares, stream);
-    return launch<kVector, 2, kPlain, kMany>(call, grid, overlaps, shares, stream);
-  };
-  const auto of = [&]<bool kVector>() {
-    if (!plain) return with.template operator()<kVector, false, true>();
-    if (call.tokens > 1) return with.template operator()<kVector, true, true>();
-    return with.template operator()<kVector, true, false>();
-  };
-  return vector ? of.template operator()<true>() : of.template operator()<false>();
+  return with_kinds(call, vector, pairs, [&]<bool kVector, int kPairs, bool kPlain, bool kMany>() {
+    return launch<kVector, kPairs, kPlain, kMany>(call, grid, overlaps, shares, stream);
+  });
 }
 
 }  // namespace leapquant::cuda

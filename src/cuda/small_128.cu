@@ -17,7 +17,7 @@ bool small_128_serves(const Call128& call, bool vector, int32_t processors, int3
   // A block reserves 1 KiB more than it asks for. Up to twice the heads that the device holds at
   // once: with more, blocks of many heads are as fast (measured for `int8`).
   const int32_t bytes = small_128::places_of(call).bytes;
-  const int64_t resident = std::min(2, shared / (bytes + 1024));
+  const int64_t resident = std::min(2, shared / ((bytes + 1024 + 127) & ~127));
   return bytes <= room && int64_t{call.batch} * call.v_heads <= 2 * resident * processors;
 }
 
