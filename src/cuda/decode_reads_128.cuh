@@ -61,6 +61,8 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   int32_t at = boundary_bytes;
   p.keys = at;
   at += capacity * 256;
+  // Half of the banks apart from the value sides of FP16 compensators, with which lanes read them.
+  at = (at + 63) / 128 * 128 + 64;
   p.corrections = at;
   at += capacity * 256;
   p.decays = at;
@@ -74,9 +76,8 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   p.pointers = at;
   at += 80;
   p.barriers = at;
+  p.faults = at + 5 * 8;  // of the sequence at hand, behind five barriers
   at += 6 * 8;
-  p.faults = at;  // of the sequence at hand
-  at += 16;
   p.limbs = at;  // then sums of rows [2][128]: the limbs are dead
   at += drafts ? 512 * together : kLimbBytes;
   p.codes = at;  // byte planes of both vectors, then sums of codes [4][words], drafts: [2][words]
