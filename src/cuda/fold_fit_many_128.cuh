@@ -9,164 +9,8 @@
 
 namespace leapquant::cuda::folding_128 {
 
-// Lower part of a matrix in four by four blocks of 8 x 8: lane 4 g + t has columns 2 t and 2 t + 1
-// of row g of each.
-struct LowerMany {
-  static constexpr int32_t kParts = 10;
-  float2 part[kParts];
-  __host__ __device__ static constexpr int32_t place(int32_t row, int32_t column) {
-    return row * (row + 1) / 2 + column;
-  }
-  __device__ __forceinline__ float2& at(int32_t row, int32_t column) {
-    return part[place(row, column)];
-  }
-};
-
 struct FoldFitMany : FoldFitMixed {
   static constexpr int32_t kBlocks = 4;
-
-  // Where a part of a warp's share of the Gram matrix lies: in columns, where key sides (before
-  // value sides are worked out) or value sides (after) are not in use, and where FoldFit has the
-  // matrix.
-  __device__ __forceinline__ float2* share_part(int32_t from, int32_t part, bool values) const {
-    int32_t place = plan.gram + 512 * from + 256 * (part - 8);
-    if (part < 8) {
-      place = kColumnsAt + (4 * from + part / 2) * kColumnBytes + 256 * (part & 1) +
-              (values ? 0 : kLowAt);
-    }
-    return at<float2>(place) + lane();
-  }
-  __device__ __forceinline__ void put_shares(const Parts (&x)[kBlocks], bool values) const {
-    uint32_t h[kBlocks][2], m[kBlocks][2], l[kBlocks][2];  // by half of the values
-#pragma unroll
-    for (int32_t i = 0; i < 2 * kBlocks; ++i) {
-      h[i / 2][i % 2] = transpose_matrix(x[i / 2].high[i % 2]);
-      m[i / 2][i % 2] = transpose_matrix(x[i / 2].middle[i % 2]);
-      l[i / 2][i % 2] = transpose_matrix(x[i / 2].low[i % 2]);
-    }
-#pragma unroll
-    for (int32_t i = 0; i < kBlocks; i += 2) {  // two blocks of rows
-#pragma unroll
-      for (int32_t n = 0; n < i + 2; ++n) {
-        float d[4] = {};
-        mma_bf16(d, h[i][0], h[i + 1][0], h[i][1], h[i + 1][1], l[n][0], l[n][1]);
-        mma_bf16(d, l[i][0], l[i + 1][0], l[i][1], l[i + 1][1], h[n][0], h[n][1]);
-        mma_bf16(d, m[i][0], m[i + 1][0], m[i][1], m[i + 1][1], m[n][0], m[n][1]);
-        mma_bf16(d, h[i][0], h[i + 1][0], h[i][1], h[i + 1][1], m[n][0], m[n][1]);
-        mma_bf16(d, m[i][0], m[i + 1][0], m[i][1], m[i + 1][1], h[n][0], h[n][1]);
-        mma_bf16(d, h[i][0], h[i + 1][0], h[i][1], h[i + 1][1], h[n][0], h[n][1]);
-        if (n <= i) {
-          *share_part(warp(), LowerMany::place(i, n), values) = make_float2(d[0], d[1]);
-        }
-        *share_part(warp(), LowerMany::place(i + 1, n), values) = make_float2(d[2], d[3]);
-      }
-    }
-  }
-  __device__ __forceinline__ void sum_shares(bool values, LowerMany* sum) const {
-#pragma unroll
-    for (int32_t i = 0; i < LowerMany::kParts; ++i) sum->part[i] = make_float2(0.0f, 0.0f);
-#pragma unroll 1
-    for (int32_t w = 0; w < kWarps; ++w) {
-#pragma unroll
-      for (int32_t i = 0; i < LowerMany::kParts; ++i) {
-        const float2 x = *share_part(w, i, values);
-        sum->part[i].x += x.x, sum->part[i].y += x.y;
-      }
-    }
-  }
-
-  // Rows and columns of a lower part by their factors.
-  __device__ __forceinline__ void scale(LowerMany* x, const float (&rows)[kBlocks],
-                                        const float (&columns)[kBlocks]) const {
-#pragma unroll
-    for (int32_t j = 0; j < kBlocks; ++j) {
-      const float2 column = of_columns(columns[j]);
-#pragma unroll
-      for (int32_t i = j; i < kBlocks; ++i) {
-        x->at(i, j).x *= rows[i] * column.x;
-        x->at(i, j).y *= rows[i] * column.y;
-      }
-    }
-  }
-
-  // The Gram matrix of columns becomes what makes them orthonormal in order: the inverse of its
-  // Cholesky factor. As `factor` of FoldFitEight, for more. Returns whether it is exact enough.
-  __device__ __forceinline__ bool invert(bool again, LowerMany* x) const {
-    float norm[kBlocks], factor[kBlocks];
-#pragma unroll
-    for (int32_t i = 0; i < kBlocks; ++i) {
-      const float square = diagonal_of(x->at(i, i));
-      norm[i] = square > 1e-30f ? rsqrt_fast(square) : 0.0f;
-      factor[i] = 0.0f;
-    }
-    scale(x, norm, norm);
-    bool inexact = false;
-    const int32_t row_start = lane() & ~3;
-#pragma unroll
-    for (int32_t b = 0; b < kBlocks; ++b) {
-      const int32_t count = min(rank() - 8 * b, 8);
-#pragma unroll 1
-      for (int32_t k = 0; k < count; ++k) {
-        const int32_t half = k >> 1;
-        const bool odd = (k & 1) != 0;
-        float column[kBlocks];
-        float2 row[kBlocks];
-#pragma unroll
-        for (int32_t i = b; i < kBlocks; ++i) {
-          column[i] = select_float(odd, x->at(i, b).y, x->at(i, b).x);
-        }
-        const float pivot = __shfl_sync(kAll, column[b], 4 * k + half);
-#pragma unroll
-        for (int32_t j = 0; j < kBlocks; ++j) {  // of row k, past this block as its column has it
-          const float left = j <= b ? x->at(b, j <= b ? j : b).x : column[j];
-          const float right = j <= b ? x->at(b, j <= b ? j : b).y : column[j];
-          row[j].x = __shfl_sync(kAll, left, j <= b ? 4 * k + t() : 8 * t() + half);
-          row[j].y = __shfl_sync(kAll, right, j <= b ? 4 * k + t() : 8 * t() + 4 + half);
-        }
-        const bool sound = pivot > kLeastPivot;
-        const float root = rsqrt_fast(pivot);
-        if (g() == k) {
-          inexact = inexact || (16.0f * pivot < 0.999f && norm[b] != 0.0f);
-          factor[b] = sound ? root : again ? 0.0f : rsqrt_fast(kLeastPivot);
-        }
-#pragma unroll
-        for (int32_t i = b; i < kBlocks; ++i) {
-          float share = __shfl_sync(kAll, column[i], row_start + half) * root * root;
-          if (!sound || (i == b && g() <= k)) share = 0.0f;
-#pragma unroll
-          for (int32_t j = 0; j <= i; ++j) {
-            x->at(i, j).x = fmaf(-share, row[j].x, x->at(i, j).x);
-            x->at(i, j).y = fmaf(-share, row[j].y, x->at(i, j).y);
-          }
-          if (t() == half) {
-            const float done = i == b && g() == k ? 1.0f : -share;
-            x->at(i, b).x = odd ? x->at(i, b).x : done;
-            x->at(i, b).y = odd ? done : x->at(i, b).y;
-          }
-        }
-      }
-    }
-    scale(x, factor, norm);
-#pragma unroll
-    for (int32_t i = 0; i < kBlocks; ++i) {
-      if (2 * t() > g()) x->at(i, i).x = 0.0f;
-      if (2 * t() >= g()) x->at(i, i).y = 0.0f;
-    }
-    return !__any_sync(kAll, inexact);
-  }
-
-  // Columns times what one warp made of their Gram matrix.
-  __device__ __forceinline__ void apply_blocks(const Parts (&x)[kBlocks],
-                                               float (&d)[kBlocks][4]) const {
-#pragma unroll
-    for (int32_t i = 0; i < kBlocks; ++i) {
-      d[i][0] = d[i][1] = d[i][2] = d[i][3] = 0.0f;
-#pragma unroll
-      for (int32_t j = 0; j <= i; ++j) {
-        add_applied(x[j], inverses()[32 * LowerMany::place(i, j) + lane()], d[i]);
-      }
-    }
-  }
 
   // Rounds columns to their types: value sides from high and low parts to what these hold; key
   // sides from FP32 to operands, what is taken off, in the state's scaling. Two columns a warp.
@@ -247,11 +91,6 @@ struct FoldFitMany : FoldFitMixed {
     return true;
   }
 
-  // Registers are short: columns wait in shared memory where one warp has the Gram matrix.
-  __device__ __forceinline__ float4& waiting(int32_t n) const {
-    return at<float4>(kColumnsAt + (4 * warp() + n) * kColumnBytes + kFloatsAt)[lane()];
-  }
-
   // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
   // memory, warm columns too. Returns whether it is done: else the value sides are rounded, `sides`
   // is what they are, and key sides need the factor of their Gram matrix. `meanwhile()` runs once,
@@ -259,74 +98,18 @@ struct FoldFitMany : FoldFitMixed {
   template <typename Meanwhile>
   __device__ __forceinline__ bool fit_many(State* s, const Meanwhile& meanwhile,
                                            uint32_t* flags) const {
-    float x[kBlocks][4] = {};
-    times_blocks(x);
-    bool values = false;
-    bool again = false;
-#pragma unroll 1
-    while (true) {  // key sides, then value sides; these twice where once is not exact
-      Parts parts[kBlocks];
-#pragma unroll
-      for (int32_t n = 0; n < kBlocks; ++n) {
-        waiting(n) = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
-        parts[n] = parts_of(x[n]);
-      }
-      put_shares(parts, values);
-      sync_team();
-      if (warp() == 0) {
-        LowerMany inverse;
-        sum_shares(values, &inverse);
-        const bool exact = invert(again, &inverse);
-        __syncwarp();
-#pragma unroll
-        for (int32_t i = 0; i < LowerMany::kParts; ++i) {
-          inverses()[32 * i + lane()] = inverse.part[i];
-        }
-        if (lane() == 0) at<uint32_t>(kScalesAt)[3] = exact || again ? 1u : 0u;
-      } else if (!values) {
-        meanwhile();
-      }
-      sync_team();
-#pragma unroll
-      for (int32_t n = 0; n < kBlocks; ++n) {
-        const float4 back = waiting(n);
-        float one[4] = {back.x, back.y, back.z, back.w};
-        parts[n] = parts_of(one);
-      }
-      apply_blocks(parts, x);
-      if (values) {
-        if (at<uint32_t>(kScalesAt)[3] != 0) break;
-        again = true;
-        sync_team();  // shares go where the inverse is
-        continue;
-      }
-#pragma unroll
-      for (int32_t n = 0; n < kBlocks; ++n) put_projection(8 * n, x[n]);
-      sync_team();
-#pragma unroll
-      for (int32_t i = 0; i < 4 * kBlocks; ++i) x[i / 4][i % 4] = 0.0f;
-      turn_blocks(x);
-      values = true;
-    }
-#pragma unroll
-    for (int32_t n = 0; n < kBlocks; ++n) {
-      uint32_t high[2], low[2];
-      split(x[n][0], x[n][1], &high[0], &low[0]);
-      split(x[n][2], x[n][3], &high[1], &low[1]);
-      put_parts(8 * n, 0, high[0], high[1]);
-      put_parts(8 * n, kLowAt, low[0], low[1]);
-    }
-    sync_team();
+    turn_once<kBlocks>(meanwhile);
     bool saturated = false;
     bool done = true;
 #pragma unroll 1
     for (int32_t key = 0; key < 2 && done; ++key) {
+      const FoldFitMany here = fresh(*this);
       if (key != 0) {
-        done = solve_keys(*s);
+        done = here.solve_keys(*s);
         if (!done) break;
         sync_team();
       }
-      saturated = round_columns(key != 0) || saturated;
+      saturated = here.round_columns(key != 0) || saturated;
       sync_team();
     }
     if (saturated) *flags |= LEAPQUANT_HEALTH_COMPENSATOR_SATURATED;
@@ -350,6 +133,11 @@ struct FoldFitMany : FoldFitMixed {
   template <Fits kFits, typename Meanwhile>
   __device__ __forceinline__ uint32_t fit_any(State* s, bool zero,
                                               const Meanwhile& meanwhile) const {
+    return fresh(*this).template fit_as<kFits>(s, zero, meanwhile);
+  }
+  template <Fits kFits, typename Meanwhile>
+  __device__ __forceinline__ uint32_t fit_as(State* s, bool zero,
+                                             const Meanwhile& meanwhile) const {
     constexpr bool kHasFew = kFits == Fits::kFew || kFits == Fits::kAny;
     constexpr bool kHasSome = kFits == Fits::kSome || kFits == Fits::kAny;
     const bool warm = format.num_int8 + format.num_int4 > 0 && format.fit_rounds == 1 && !zero;

@@ -12,12 +12,6 @@ namespace leapquant::cuda::folding_128 {
 struct FoldFitMixed : FoldFitEight {
   static constexpr int32_t kBlocks = 2;
 
-  // Lower part of a matrix of 16 x 16: lane 4 g + t has columns 2 t and 2 t + 1 of row g of the
-  // upper block, of row 8 + g of the lower two.
-  struct Lower {
-    float2 upper, left, right;
-  };
-
   // Adds 16 x 32 numbers of the state, two operands, times 32 rows of all blocks at `columns`.
   template <int kCount>
   __device__ __forceinline__ static void add_products(float (&d)[kCount][4], const uint32_t (&a)[4],
@@ -59,147 +53,46 @@ struct FoldFitMixed : FoldFitEight {
     }
   }
 
-  // A warp's share of the Gram matrix of sixteen columns, where FoldFit has two columns in FP32.
-  __device__ __forceinline__ float2* share_of(int32_t from, int32_t part) const {
-    return at<float2>(kColumnsAt + (2 * from + part / 2) * kColumnBytes + kFloatsAt +
-                      256 * (part & 1)) +
-           lane();
-  }
-  __device__ __forceinline__ void put_shares(const Parts (&x)[kBlocks]) const {
-    uint32_t h[2][2], m[2][2], l[2][2];  // by block, by half of the values
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      h[i / 2][i % 2] = transpose_matrix(x[i / 2].high[i % 2]);
-      m[i / 2][i % 2] = transpose_matrix(x[i / 2].middle[i % 2]);
-      l[i / 2][i % 2] = transpose_matrix(x[i / 2].low[i % 2]);
-    }
-#pragma unroll
-    for (int32_t n = 0; n < kBlocks; ++n) {
-      float d[4] = {};
-      mma_bf16(d, h[0][0], h[1][0], h[0][1], h[1][1], l[n][0], l[n][1]);
-      mma_bf16(d, l[0][0], l[1][0], l[0][1], l[1][1], h[n][0], h[n][1]);
-      mma_bf16(d, m[0][0], m[1][0], m[0][1], m[1][1], m[n][0], m[n][1]);
-      mma_bf16(d, h[0][0], h[1][0], h[0][1], h[1][1], m[n][0], m[n][1]);
-      mma_bf16(d, m[0][0], m[1][0], m[0][1], m[1][1], h[n][0], h[n][1]);
-      mma_bf16(d, h[0][0], h[1][0], h[0][1], h[1][1], h[n][0], h[n][1]);
-      if (n == 0) *share_of(warp(), 0) = make_float2(d[0], d[1]);
-      *share_of(warp(), 1 + n) = make_float2(d[2], d[3]);
-    }
-  }
-  __device__ __forceinline__ Lower sum_of_shares() const {
-    Lower sum = {};
-#pragma unroll
-    for (int32_t w = 0; w < kWarps; ++w) {
-      const float2 a = *share_of(w, 0);
-      const float2 b = *share_of(w, 1);
-      const float2 c = *share_of(w, 2);
-      sum.upper.x += a.x, sum.upper.y += a.y;
-      sum.left.x += b.x, sum.left.y += b.y;
-      sum.right.x += c.x, sum.right.y += c.y;
-    }
-    return sum;
-  }
-
-  // In lane 4 g + t the entry (g, g) of a block.
-  __device__ __forceinline__ float diagonal_of(const float2& x) const {
-    return __shfl_sync(kAll, select_float((g() & 1) != 0, x.y, x.x), (lane() & ~3) + (g() >> 1));
-  }
-  // Entry g of what a lane 4 g + t has, for the lane's columns 2 t and 2 t + 1.
-  __device__ __forceinline__ float2 of_columns(float x) const {
-    return make_float2(__shfl_sync(kAll, x, 8 * t()), __shfl_sync(kAll, x, 8 * t() + 4));
-  }
-  __device__ __forceinline__ static float2 scaled_pair(const float2& x, float row,
-                                                       const float2& columns) {
-    return make_float2(x.x * (row * columns.x), x.y * (row * columns.y));
-  }
-  __device__ __forceinline__ static void take_off(float2* x, float share, const float2& row) {
-    x->x = fmaf(-share, row.x, x->x);
-    x->y = fmaf(-share, row.y, x->y);
-  }
-
-  // The Gram matrix of columns becomes what makes them orthonormal in order: the inverse of its
-  // Cholesky factor. As `factor` of FoldFitEight, for sixteen. Returns whether it is exact enough.
-  __device__ __forceinline__ bool invert(bool again, Lower* x) const {
-    const float squares[2] = {diagonal_of(x->upper), diagonal_of(x->right)};
-    float norm[2], own[2] = {0.0f, 0.0f}, factor[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int32_t i = 0; i < 2; ++i) norm[i] = squares[i] > 1e-30f ? rsqrt_fast(squares[i]) : 0.0f;
-    const float2 first = of_columns(norm[0]);
-    const float2 second = of_columns(norm[1]);
-    x->upper = scaled_pair(x->upper, norm[0], first);
-    x->left = scaled_pair(x->left, norm[1], first);
-    x->right = scaled_pair(x->right, norm[1], second);
-    const int32_t row_start = lane() & ~3;
+  // S columns and then S^T of those, made orthonormal, become the columns; the latter twice where
+  // once is not exact. `meanwhile()` runs once, where a warp would wait for another.
+  template <int kCount, typename Meanwhile>
+  __device__ __forceinline__ void turn_once(const Meanwhile& meanwhile) const {
+    float x[kCount][4] = {};
+    times_blocks(x);
+    bool values = false;
+    bool again = false;
 #pragma unroll 1
-    for (int32_t k = 0; k < 8; ++k) {
-      const int32_t half = k >> 1;
-      const float upper = select_float((k & 1) != 0, x->upper.y, x->upper.x);
-      const float left = select_float((k & 1) != 0, x->left.y, x->left.x);
-      const float pivot = __shfl_sync(kAll, upper, 4 * k + half);
-      const float2 row = make_float2(__shfl_sync(kAll, x->upper.x, 4 * k + t()),
-                                     __shfl_sync(kAll, x->upper.y, 4 * k + t()));
-      const float2 rest = make_float2(__shfl_sync(kAll, left, 8 * t() + half),
-                                      __shfl_sync(kAll, left, 8 * t() + 4 + half));
-      float share[2] = {__shfl_sync(kAll, upper, row_start + half),
-                        __shfl_sync(kAll, left, row_start + half)};
-      const bool sound = pivot > kLeastPivot;
-      const float root = rsqrt_fast(pivot);
-      share[0] = sound && g() > k ? share[0] * root * root : 0.0f;
-      share[1] = sound ? share[1] * root * root : 0.0f;
-      if (g() == k) {
-        own[0] = pivot;
-        factor[0] = sound ? root : again ? 0.0f : rsqrt_fast(kLeastPivot);
+    while (true) {
+      const FoldFitMixed here = fresh(*this);
+      here.put_shares(x);
+      sync_team();
+      if (here.warp() == kWarps - 1 && !values) meanwhile();
+      here.factor_blocks<kCount>(
+          again, [&](int32_t i, int32_t j) { return here.sum_of_shares<kCount>(i, j); });
+      sync_team();
+      here.apply_blocks(x);
+      if (values) {
+        if (again || at<uint32_t>(kScalesAt)[3] != 0) break;
+        again = true;
+        continue;
       }
-      take_off(&x->upper, share[0], row);
-      take_off(&x->left, share[1], row);
-      take_off(&x->right, share[1], rest);
-      if (t() == half) {
-        const float done = g() == k ? 1.0f : -share[0];
-        if ((k & 1) == 0) x->upper.x = done, x->left.x = -share[1];
-        if ((k & 1) != 0) x->upper.y = done, x->left.y = -share[1];
-      }
+#pragma unroll
+      for (int32_t n = 0; n < kCount; ++n) here.put_projection(8 * n, x[n]);
+      sync_team();
+#pragma unroll
+      for (int32_t i = 0; i < 4 * kCount; ++i) x[i / 4][i % 4] = 0.0f;
+      here.turn_blocks(x);
+      values = true;
     }
-#pragma unroll 1
-    for (int32_t k = 0; k < rank() - 8; ++k) {
-      const int32_t half = k >> 1;
-      const float right = select_float((k & 1) != 0, x->right.y, x->right.x);
-      const float pivot = __shfl_sync(kAll, right, 4 * k + half);
-      const float2 row = make_float2(__shfl_sync(kAll, x->right.x, 4 * k + t()),
-                                     __shfl_sync(kAll, x->right.y, 4 * k + t()));
-      const float2 before = make_float2(__shfl_sync(kAll, x->left.x, 4 * k + t()),
-                                        __shfl_sync(kAll, x->left.y, 4 * k + t()));
-      float share = __shfl_sync(kAll, right, row_start + half);
-      const bool sound = pivot > kLeastPivot;
-      const float root = rsqrt_fast(pivot);
-      share = sound && g() > k ? share * root * root : 0.0f;
-      if (g() == k) {
-        own[1] = pivot;
-        factor[1] = sound ? root : again ? 0.0f : rsqrt_fast(kLeastPivot);
-      }
-      take_off(&x->left, share, before);
-      take_off(&x->right, share, row);
-      if (t() == half) {
-        const float done = g() == k ? 1.0f : -share;
-        if ((k & 1) == 0) x->right.x = done;
-        if ((k & 1) != 0) x->right.y = done;
-      }
+#pragma unroll
+    for (int32_t n = 0; n < kCount; ++n) {
+      uint32_t high[2], low[2];
+      split(x[n][0], x[n][1], &high[0], &low[0]);
+      split(x[n][2], x[n][3], &high[1], &low[1]);
+      put_parts(8 * n, 0, high[0], high[1]);
+      put_parts(8 * n, kLowAt, low[0], low[1]);
     }
-    x->upper = scaled_pair(x->upper, factor[0], first);
-    x->left = scaled_pair(x->left, factor[1], first);
-    x->right = scaled_pair(x->right, factor[1], second);
-    if (2 * t() > g()) x->upper.x = x->right.x = 0.0f;
-    if (2 * t() >= g()) x->upper.y = x->right.y = 0.0f;
-    const bool inexact = (16.0f * own[0] < 0.999f && norm[0] != 0.0f) ||
-                         (16.0f * own[1] < 0.999f && norm[1] != 0.0f);
-    return !__any_sync(kAll, inexact);
-  }
-
-  // Columns times what one warp made of their Gram matrix.
-  __device__ __forceinline__ void apply_both(const Parts (&x)[kBlocks],
-                                             float (&d)[kBlocks][4]) const {
-    apply(x[0], inverses()[lane()], d[0]);
-    apply(x[0], inverses()[32 + lane()], d[1]);
-    add_applied(x[1], inverses()[64 + lane()], d[1]);
+    sync_team();
   }
 
   // What eight entries of a column are made of: two columns a warp, sixteen lanes each.
@@ -384,23 +277,21 @@ struct FoldFitMixed : FoldFitEight {
         }
       }
     } else {
-      Lower inverse = {make_float2(e[0][0], e[0][1]), make_float2(e[0][2], e[0][3]),
-                       make_float2(e[1][2], e[1][3])};
       if (t() == g() >> 1) {  // the ridge
-        ((g() & 1) == 0 ? inverse.upper.x : inverse.upper.y) += 1e-7f;
-        ((g() & 1) == 0 ? inverse.right.x : inverse.right.y) += 1e-7f;
+        ((g() & 1) == 0 ? e[0][0] : e[0][1]) += 1e-7f;
+        ((g() & 1) == 0 ? e[1][2] : e[1][3]) += 1e-7f;
       }
-      invert(true, &inverse);
-      Parts parts[kBlocks] = {parts_of(b[0]), parts_of(b[1])};
-      apply(parts[0], inverse.upper, b[0]);
-      apply(parts[0], inverse.left, b[1]);
-      add_applied(parts[1], inverse.right, b[1]);
-      parts[0] = parts_of(b[0]), parts[1] = parts_of(b[1]);
+      factor_blocks<kBlocks>(true, [&](int32_t i, int32_t j) {
+        return make_float2(select_float(j != 0, e[1][2], select_float(i != 0, e[0][2], e[0][0])),
+                           select_float(j != 0, e[1][3], select_float(i != 0, e[0][3], e[0][1])));
+      });
+      sync_team();
+      apply_blocks(b);
 #pragma unroll
       for (int32_t i = 0; i < 8; ++i) y[i / 4][i % 4] = 0.0f;
-      add_turned_back(parts[0], inverse.upper, y[0]);
-      add_turned_back(parts[1], inverse.left, y[0]);
-      add_turned_back(parts[1], inverse.right, y[1]);
+      add_turned_back(b[1], 1, 1, y[1]);
+      add_turned_back(y[1], 1, 0, y[0]);
+      add_turned_back(b[0], 0, 0, y[0]);
     }
     const float* steps = at<float>(kValueScalesAt);
 #pragma unroll
@@ -415,75 +306,27 @@ struct FoldFitMixed : FoldFitEight {
       }
     }
   }
-  // d += x times a block as it stands, where `apply` takes its transpose.
-  __device__ __forceinline__ void add_turned_back(const Parts& x, float2 block,
+  // d += x times a block as it stands, where `apply_blocks` takes its transpose.
+  __device__ __forceinline__ void add_turned_back(const float (&x)[4], int32_t row, int32_t column,
                                                   float (&d)[4]) const {
-    uint32_t part[3];
-    part[0] = take_part(&block.x, &block.y);
-    part[1] = take_part(&block.x, &block.y);
-    part[2] = pack_bf16(block.x, block.y);
-#pragma unroll
-    for (int32_t i = 0; i < 3; ++i) part[i] = transpose_matrix(part[i]);
-    add_parts(x, part[0], part[1], part[2], d);
+    float one[4] = {x[0], x[1], x[2], x[3]};
+    add_product(parts_of(one), turned(block_at(inverse_words(place(row, column)))), d);
   }
 
   // Fits and stores the compensators; S becomes the residual. The FP16 copy of S lies in shared
   // memory, warm columns too. `meanwhile()` runs once, where a warp would wait for another.
   template <typename Meanwhile>
   __device__ __forceinline__ uint32_t fit_mixed(State* s, const Meanwhile& meanwhile) const {
-    float x[kBlocks][4] = {};
-    times_blocks(x);
-    bool values = false;
-    bool again = false;
-#pragma unroll 1
-    while (true) {  // key sides, then value sides; these twice where once is not exact
-      Parts parts[kBlocks];
-#pragma unroll
-      for (int32_t n = 0; n < kBlocks; ++n) parts[n] = parts_of(x[n]);
-      put_shares(parts);
-      sync_team();
-      if (warp() == 0) {
-        Lower inverse = sum_of_shares();
-        const bool exact = invert(again, &inverse);
-        inverses()[lane()] = inverse.upper;
-        inverses()[32 + lane()] = inverse.left;
-        inverses()[64 + lane()] = inverse.right;
-        if (lane() == 0) at<uint32_t>(kScalesAt)[3] = exact || again ? 1u : 0u;
-      } else if (!values) {
-        meanwhile();
-      }
-      sync_team();
-      apply_both(parts, x);
-      if (values) {
-        if (at<uint32_t>(kScalesAt)[3] != 0) break;
-        again = true;
-        continue;
-      }
-      put_projection(0, x[0]);
-      put_projection(8, x[1]);
-      sync_team();
-#pragma unroll
-      for (int32_t i = 0; i < 8; ++i) x[i / 4][i % 4] = 0.0f;
-      turn_blocks(x);
-      values = true;
-    }
-#pragma unroll
-    for (int32_t n = 0; n < kBlocks; ++n) {
-      uint32_t high[2], low[2];
-      split(x[n][0], x[n][1], &high[0], &low[0]);
-      split(x[n][2], x[n][3], &high[1], &low[1]);
-      put_parts(8 * n, 0, high[0], high[1]);
-      put_parts(8 * n, kLowAt, low[0], low[1]);
-    }
-    sync_team();
+    turn_once<kBlocks>(meanwhile);
     bool saturated = false;
 #pragma unroll 1
     for (int32_t key = 0; key < 2; ++key) {
+      const FoldFitMixed here = fresh(*this);
       if (key != 0) {
-        solve_keys();
+        here.solve_keys();
         sync_team();
       }
-      saturated = round_columns(key != 0) || saturated;
+      saturated = here.round_columns(key != 0) || saturated;
       sync_team();
     }
     add_rows<kColumnBytes, kKeysAt, 0>(s, kColumnsAt, side_count());
