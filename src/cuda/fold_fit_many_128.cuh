@@ -12,73 +12,6 @@ namespace leapquant::cuda::folding_128 {
 struct FoldFitMany : FoldFitMixed {
   static constexpr int32_t kBlocks = 4;
 
-  // Rounds columns to their types: value sides from high and low parts to what these hold; key
-  // sides from FP32 to operands, what is taken off, in the state's scaling. Two columns a warp.
-  __device__ __forceinline__ bool round_columns(bool key) const {
-    bool saturated = false;
-#pragma unroll 1
-    for (int32_t c = warp() + kWarps * (lane() >> 4); c < 8 * kBlocks; c += 2 * kWarps) {
-      uint4* place = reinterpret_cast<uint4*>(column(c, 0) + pair_entry());
-      uint4* low_place = reinterpret_cast<uint4*>(column(c, kLowAt) + pair_entry());
-      float x[8];
-      if (key) {
-        const float unscale = at<float>(kScalesAt)[1];
-        const float* from = sides() + c * kStride + pair_entry();
-#pragma unroll
-        for (int32_t i = 0; i < 8; ++i) x[i] = from[i] * unscale;
-      } else {
-        const uint4 high = *place;
-        const uint4 low = *low_place;
-        const uint32_t parts[2][4] = {{high.x, high.y, high.z, high.w},
-                                      {low.x, low.y, low.z, low.w}};
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i) {
-          const float2 a = widen_halves(parts[0][i]);
-          const float2 b = widen_halves(parts[1][i]);
-          x[2 * i] = a.x + b.x, x[2 * i + 1] = a.y + b.y;
-        }
-      }
-      const float largest = largest_of_column(x);  // of those that are only zeros too
-      __syncwarp();                                // low parts go where a key side's floats were
-      float step = 0.0f;
-      if (c < rank()) step = round_eight(key, c, largest, x, &saturated);
-      float& value_step = at<float>(kValueScalesAt)[c];
-      if (key) {
-        float by = -at<float>(kScalesAt)[0] * value_step * step;
-        if (c >= rank()) {  // zeros meet these, which must be finite
-          by = 0.0f;
-#pragma unroll
-          for (int32_t i = 0; i < 8; ++i) x[i] = 0.0f;
-        }
-        uint32_t* words = reinterpret_cast<uint32_t*>(column(c, kKeysAt)) + 8 * (lane() >> 1 & 7) +
-                          2 * (lane() & 1);
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i) {  // entries 2 i, 2 i + 1 in operand order: operand_word
-          uint32_t high, low;
-          split(x[2 * i] * by, x[2 * i + 1] * by, &high, &low);
-          words[4 * (i & 1) + (i >> 1)] = high;
-          words[4 * (i & 1) + (i >> 1) + 64] = low;
-        }
-        continue;
-      }
-      float square = 0.0f;
-#pragma unroll
-      for (int32_t i = 0; i < 8; ++i) square = fmaf(x[i], x[i], square);
-#pragma unroll
-      for (int32_t by = 8; by >= 1; by >>= 1) square += __shfl_xor_sync(kAll, square, by);
-      if (c >= rank()) continue;
-      *place = make_uint4(pack_fp16(x[0], x[1]), pack_fp16(x[2], x[3]), pack_fp16(x[4], x[5]),
-                          pack_fp16(x[6], x[7]));
-      *low_place = make_uint4(0, 0, 0, 0);
-      if ((lane() & 15) != 0) continue;
-      value_step = step;
-      const float inverse = square > 0.0f ? rsqrtf(square) : 0.0f;
-      at<float>(kInverseNormsAt)[c] = inverse;
-      at<float>(kLastFactorsAt)[c] = step > 0.0f ? __fdividef(inverse, step) : 0.0f;
-    }
-    return saturated;
-  }
-
   // Key sides of the rounded value sides by least squares, by the series in their normalised Gram
   // matrix. Returns whether that is near enough to 1 for it. All warps come to the same answer.
   __device__ __forceinline__ bool solve_keys(const State& s) const {
@@ -109,7 +42,7 @@ struct FoldFitMany : FoldFitMixed {
         if (!done) break;
         sync_team();
       }
-      saturated = here.round_columns(key != 0) || saturated;
+      saturated = here.round_columns<kBlocks>(key != 0) || saturated;
       sync_team();
     }
     if (saturated) *flags |= LEAPQUANT_HEALTH_COMPENSATOR_SATURATED;

@@ -95,8 +95,9 @@ struct FoldFitMixed : FoldFitEight {
     sync_team();
   }
 
-  // What eight entries of a column are made of: two columns a warp, sixteen lanes each.
-  __device__ __forceinline__ int32_t pair_column() const { return warp() + 8 * (lane() >> 4); }
+  // What eight entries of a column are made of: two columns a warp, sixteen lanes each. Neighbours,
+  // which are of one type mostly.
+  __device__ __forceinline__ int32_t pair_column() const { return 2 * warp() + (lane() >> 4); }
   __device__ __forceinline__ int32_t pair_entry() const { return 8 * (lane() & 15); }
 
   __device__ __forceinline__ static float largest_of_column(const float (&x)[8]) {
@@ -113,7 +114,7 @@ struct FoldFitMixed : FoldFitEight {
   // scale, which it returns. Sixteen lanes have a column; `largest`: of its magnitudes.
   __device__ __forceinline__ float round_eight(bool key, int32_t c, float largest, float (&x)[8],
                                                bool* saturated) const {
-    if (c < format.num_fp16) {
+    if (static_cast<uint32_t>(c) < static_cast<uint32_t>(format.num_fp16)) {  // c is not below 0
       uint32_t pair[4];
 #pragma unroll
       for (int32_t i = 0; i < 8; i += 2) {
@@ -136,15 +137,19 @@ struct FoldFitMixed : FoldFitEight {
       *reinterpret_cast<unsigned short*>(
           boundary() + (key ? format.key_scales : format.value_scales) + 2 * c) = half;
     }
-    const float inverse = half != 0 ? __fdividef(1.0f, step) : 0.0f;
-    const float middle = wide ? 0.0f : 0.5f;
-    int32_t code[8];
+    const bool some = half != 0;
+    const float inverse = some ? __fdividef(1.0f, step) : 0.0f;
+    const float middle = some && !wide ? 0.5f : 0.0f;
+    const float least = !some ? 0.0f : wide ? -127.0f : -8.0f;
+    const float most = !some ? 0.0f : wide ? 127.0f : 7.0f;
+    // Where a float's unit is 1, so that adding rounds: its last bits are the code, or that and 8.
+    const float integers = wide ? 12582912.0f : 12582920.0f;
+    uint32_t code[8];
 #pragma unroll
     for (int32_t i = 0; i < 8; ++i) {
-      code[i] =
-          min(max(__float2int_rn(fmaf(x[i], inverse, -middle)), wide ? -127 : -8), wide ? 127 : 7);
-      x[i] = static_cast<float>(code[i]) + middle;
-      if (half == 0) code[i] = 0, x[i] = 0.0f;
+      const float y = fminf(fmaxf(fmaf(x[i], inverse, -middle), least), most) + integers;
+      code[i] = __float_as_uint(y);
+      x[i] = (y - integers) + middle;
     }
     if (wide) {
       char* to = boundary() + (key ? format.int8_keys : format.int8_values) + c * 128;
@@ -158,9 +163,9 @@ struct FoldFitMixed : FoldFitEight {
       reinterpret_cast<uint32_t*>(to + pair_entry())[1] = word[1];
     } else {
       c -= format.num_int8;
-      uint32_t word = 0;
+      uint32_t word = 0u - 0x4b400000u * 0x11111111u;  // what is left of the floats' first bits
 #pragma unroll
-      for (int32_t i = 0; i < 8; ++i) word |= static_cast<uint32_t>(code[i] + 8) << (4 * i);
+      for (int32_t i = 0; i < 8; ++i) word += code[i] << (4 * i);
       *reinterpret_cast<uint32_t*>(boundary() + (key ? format.int4_keys : format.int4_values) +
                                    c * 64 + pair_entry() / 2) = word;
     }
@@ -168,48 +173,73 @@ struct FoldFitMixed : FoldFitEight {
   }
 
   // Rounds columns to their types: value sides from high and low parts to what these hold; key
-  // sides from FP32 to operands, what is taken off, in the state's scaling.
+  // sides from FP32 to operands, what is taken off, in the state's scaling. Two columns a warp at a
+  // time. Of more than sixteen, value sides' norms are noted too.
+  template <int kCount>
   __device__ __forceinline__ bool round_columns(bool key) const {
     bool saturated = false;
-    const int32_t c = pair_column();  // of those that are only zeros too
-    uint4* place = reinterpret_cast<uint4*>(column(c, 0) + pair_entry());
-    float x[8];
-    if (key) {
-      const float unscale = at<float>(kScalesAt)[1];
-      const float* from = sides() + c * kStride + pair_entry();
+#pragma unroll 1
+    for (int32_t c = pair_column(); c < 8 * kCount; c += 2 * kWarps) {
+      uint4* place = reinterpret_cast<uint4*>(column(c, 0) + pair_entry());
+      uint4* low_place = reinterpret_cast<uint4*>(column(c, kLowAt) + pair_entry());
+      float x[8];
+      if (key) {
+        const float unscale = at<float>(kScalesAt)[1];
+        const float4* from = reinterpret_cast<const float4*>(sides() + c * kStride + pair_entry());
+        const float4 a = from[0];
+        const float4 b = from[1];
+        x[0] = a.x * unscale, x[1] = a.y * unscale, x[2] = a.z * unscale, x[3] = a.w * unscale;
+        x[4] = b.x * unscale, x[5] = b.y * unscale, x[6] = b.z * unscale, x[7] = b.w * unscale;
+      } else {
+        const uint4 high = *place;
+        const uint4 low = *low_place;
+        const uint32_t parts[2][4] = {{high.x, high.y, high.z, high.w},
+                                      {low.x, low.y, low.z, low.w}};
 #pragma unroll
-      for (int32_t i = 0; i < 8; ++i) x[i] = from[i] * unscale;
-    } else {
-      const uint4 high = *place;
-      const uint4 low = *reinterpret_cast<const uint4*>(column(c, kLowAt) + pair_entry());
-      const uint32_t parts[2][4] = {{high.x, high.y, high.z, high.w}, {low.x, low.y, low.z, low.w}};
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) {
-        const float2 a = widen_halves(parts[0][i]);
-        const float2 b = widen_halves(parts[1][i]);
-        x[2 * i] = a.x + b.x, x[2 * i + 1] = a.y + b.y;
+        for (int32_t i = 0; i < 4; ++i) {
+          const float2 a = widen_halves(parts[0][i]);
+          const float2 b = widen_halves(parts[1][i]);
+          x[2 * i] = a.x + b.x, x[2 * i + 1] = a.y + b.y;
+        }
       }
-    }
-    const float largest = largest_of_column(x);
-    __syncwarp();  // low parts go where a key side's floats were
-    if (c < rank()) {
-      const float step = round_eight(key, c, largest, x, &saturated);
+      const float largest = largest_of_column(x);  // of those that are only zeros too
+      __syncwarp();                                // low parts go where a key side's floats were
+      float step = 0.0f;
+      if (c < rank()) step = round_eight(key, c, largest, x, &saturated);
       float& value_step = at<float>(kValueScalesAt)[c];
       if (key) {
-        const float by = -at<float>(kScalesAt)[0] * value_step * step;
-        uint32_t* words = reinterpret_cast<uint32_t*>(column(c, kKeysAt)) + 8 * (lane() >> 1 & 7) +
-                          2 * (lane() & 1);
+        float by = -at<float>(kScalesAt)[0] * value_step * step;
+        if (c >= rank()) {  // zeros meet these, which must be finite
+          by = 0.0f;
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) {  // entries 2 i, 2 i + 1 in operand order: operand_word
-          uint32_t high, low;
-          split(x[2 * i] * by, x[2 * i + 1] * by, &high, &low);
-          words[4 * (i & 1) + (i >> 1)] = high;
-          words[4 * (i & 1) + (i >> 1) + 64] = low;
+          for (int32_t i = 0; i < 8; ++i) x[i] = 0.0f;
         }
-      } else {
-        *place = make_uint4(pack_fp16(x[0], x[1]), pack_fp16(x[2], x[3]), pack_fp16(x[4], x[5]),
-                            pack_fp16(x[6], x[7]));
-        if ((lane() & 15) == 0) value_step = step;
+        uint32_t high[4], low[4];  // entries 2 i, 2 i + 1, to be in operand order: operand_word
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) split(x[2 * i] * by, x[2 * i + 1] * by, &high[i], &low[i]);
+        uint2* words =
+            reinterpret_cast<uint2*>(column(c, kKeysAt)) + 4 * (lane() >> 1 & 7) + (lane() & 1);
+        words[0] = make_uint2(high[0], high[2]), words[2] = make_uint2(high[1], high[3]);
+        words[32] = make_uint2(low[0], low[2]), words[34] = make_uint2(low[1], low[3]);
+        continue;
+      }
+      float square = 0.0f;
+      if constexpr (kCount > 2) {
+#pragma unroll
+        for (int32_t i = 0; i < 8; ++i) square = fmaf(x[i], x[i], square);
+#pragma unroll
+        for (int32_t by = 8; by >= 1; by >>= 1) square += __shfl_xor_sync(kAll, square, by);
+      }
+      if (c >= rank()) continue;
+      *place = make_uint4(pack_fp16(x[0], x[1]), pack_fp16(x[2], x[3]), pack_fp16(x[4], x[5]),
+                          pack_fp16(x[6], x[7]));
+      if constexpr (kCount > 2) *low_place = make_uint4(0, 0, 0, 0);
+      if ((lane() & 15) != 0) continue;
+      value_step = step;
+      if constexpr (kCount > 2) {
+        const float inverse = square > 0.0f ? rsqrtf(square) : 0.0f;
+        at<float>(kInverseNormsAt)[c] = inverse;
+        at<float>(kLastFactorsAt)[c] = step > 0.0f ? __fdividef(inverse, step) : 0.0f;
       }
     }
     return saturated;
@@ -326,7 +356,7 @@ struct FoldFitMixed : FoldFitEight {
         here.solve_keys();
         sync_team();
       }
-      saturated = here.round_columns(key != 0) || saturated;
+      saturated = here.round_columns<kBlocks>(key != 0) || saturated;
       sync_team();
     }
     add_rows<kColumnBytes, kKeysAt, 0>(s, kColumnsAt, side_count());
