@@ -369,26 +369,24 @@ struct FoldFitEight : FoldFitFew {
     int32_t left = rounds;
 #pragma unroll 1
     do {
-      const FoldFitEight here = fresh(*this);
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) d[i] = 0.0f;
-      here.times<true>(here.columns_from(0), d, left > 0);
+      times<true>(columns_from(0), d, left > 0);
       if (left > 0) {
-        here.put_projection(0, d);
+        put_projection(0, d);
         sync_team();
-        here.turn(0, d);
+        turn(0, d);
 #pragma unroll 1
         for (int32_t pass = 0;; ++pass) {
-          here.put_shares(x);
+          put_shares(x);
           sync_team();
-          if (here.warp() == kWarps - 1 && pass == 0 && left == rounds) meanwhile();
-          here.factor_blocks<1>(pass != 0,
-                                [&](int32_t i, int32_t j) { return here.sum_of_shares<1>(i, j); });
+          if (warp() == kWarps - 1 && pass == 0 && left == rounds) meanwhile();
+          factor_blocks<1>(pass != 0, [&](int32_t i, int32_t j) { return sum_of_shares<1>(i, j); });
           sync_team();
-          here.apply_blocks(x);
+          apply_blocks(x);
           if (pass != 0 || !(cold || left == 1) || at<uint32_t>(kScalesAt)[3] != 0) break;
         }
-        here.put_columns(d, left == 1);
+        put_columns(d, left == 1);
         sync_team();
       }
     } while (--left >= 0);
