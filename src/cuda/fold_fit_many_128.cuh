@@ -66,7 +66,11 @@ struct FoldFitMany : FoldFitMixed {
   template <Fits kFits, typename Meanwhile>
   __device__ __forceinline__ uint32_t fit_any(State* s, bool zero,
                                               const Meanwhile& meanwhile) const {
-    return fresh(*this).template fit_as<kFits>(s, zero, meanwhile);
+    if constexpr (kFits != Fits::kFew) {
+      return fresh(*this).template fit_as<kFits>(s, zero, meanwhile);
+    } else {  // has the registers, and would lose 1 %
+      return this->template fit_as<kFits>(s, zero, meanwhile);
+    }
   }
   template <Fits kFits, typename Meanwhile>
   __device__ __forceinline__ uint32_t fit_as(State* s, bool zero,
