@@ -222,14 +222,13 @@ struct FoldFitEight : FoldFitFew {
   }
 
   // Of columns whose Gram matrix is `gram(row, column)`, by blocks, what makes them orthonormal in
-  // order. A warp has a row of blocks; others, but for the last, work out what these need not wait
-  // for. All may use it after the next barrier; scale 3 says whether it is exact enough.
+  // order. A warp has a row of blocks; others work out what these need not wait for. All may use it
+  // after the next barrier; scale 3 says whether it is exact enough.
   template <int kBlocks, typename Gram>
   __device__ __forceinline__ void factor_blocks(bool again, const Gram& gram) const {
     const int32_t row = warp();
     const bool works = row < kBlocks;
-    if (kBlocks > 1 ? row == kWarps - 1 : row > 0) return;
-    const auto sync = [] { sync_threads(5 + static_cast<int32_t>(threadIdx.y), kThreads - 32); };
+    if (kBlocks == 1 && row > 0) return;
     auto* sound = at<uint32_t>(kNearPartsAt);
     auto* exact = at<uint32_t>(kScalesAt) + 3;
     float2 x = make_float2(0.0f, 0.0f);
@@ -260,7 +259,7 @@ struct FoldFitEight : FoldFitFew {
         }
       }
       if (b == kBlocks - 1) break;
-      sync();
+      sync_team();
       if (works && row > b) {
         rest = product(block_of(rest), block_at(inverse_words(place(b, b))));
         const uint32_t taken = sound[b] >> (2 * t());
@@ -271,7 +270,7 @@ struct FoldFitEight : FoldFitFew {
         const float2 done = product(own, own);
         x.x -= done.x, x.y -= done.y;
       }
-      sync();
+      sync_team();
       const int32_t other = row + 1 - kBlocks;
       if (other > b && other < kBlocks) {
         const float2 share = product(block_at(factor_words<kBlocks>(other, b)),
@@ -365,7 +364,7 @@ struct FoldFitEight : FoldFitFew {
     const bool cold = start_columns();
     const int32_t rounds = cold ? 3 : format.fit_rounds;
     float x[1][4];
-    float (&d)[4] = x[0];
+    float(&d)[4] = x[0];
     int32_t left = rounds;
 #pragma unroll 1
     do {

@@ -66,9 +66,9 @@ struct FoldFitMixed : FoldFitEight {
       const FoldFitMixed here = fresh(*this);
       here.put_shares(x);
       sync_team();
-      if (here.warp() == kWarps - 1 && !values) meanwhile();
       here.factor_blocks<kCount>(
           again, [&](int32_t i, int32_t j) { return here.sum_of_shares<kCount>(i, j); });
+      if (here.warp() == kWarps - 1 && !values) meanwhile();
       sync_team();
       here.apply_blocks(x);
       if (values) {
