@@ -35,10 +35,10 @@ struct Noted {
     if (found.cycles == 0) return std::nullopt;
     return found;
   }
-  // Microseconds from the call's begin, of the teams from `from` to before `to`.
-  std::vector<double> times(Stamp what, int turn, int from = 0, int to = cuda::kStampTeams) const {
+  // Microseconds from the call's begin, of all teams.
+  std::vector<double> times(Stamp what, int turn) const {
     std::vector<double> found;
-    for (int team = from; team < std::min(to, cuda::kStampTeams); ++team) {
+    for (int team = 0; team < cuda::kStampTeams; ++team) {
       if (const auto t = at(what, team, turn)) {
         found.push_back((static_cast<double>(t->nanoseconds) - static_cast<double>(begin)) * 1e-3);
       }
@@ -63,11 +63,10 @@ double share_of(std::vector<double> values, double share) {
 
 // One line: over the teams of a call its first, middle, nine tenths and last; of these the middle
 // over the calls.
-void print_times(const char* name, const std::vector<Noted>& calls, Stamp what, int turn,
-                 int from = 0, int to = cuda::kStampTeams) {
+void print_times(const char* name, const std::vector<Noted>& calls, Stamp what, int turn) {
   std::vector<double> teams, first, middle, most, last;
   for (const Noted& call : calls) {
-    const std::vector<double> times = call.times(what, turn, from, to);
+    const std::vector<double> times = call.times(what, turn);
     if (times.empty()) continue;
     teams.push_back(static_cast<double>(times.size()));
     first.push_back(share_of(times, 0.0));
@@ -89,15 +88,6 @@ void print_cycles(const char* name, const std::vector<Noted>& calls, Stamp from,
   }
   std::printf("%-34s %8.0f %8.0f %8.0f %8.0f\n", name, share_of(first, 0.5), share_of(later, 0.5),
               share_of(later, 0.9), share_of(later, 1.0));
-}
-
-// Multiprocessors that do not fold; all where all do.
-int decoding_processors(const Noted& call) {
-  int device = 0, all = 0;
-  REQUIRE(cudaGetDevice(&device));
-  REQUIRE(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device));
-  const int folding = static_cast<int>(call.times(Stamp::kFoldsBegin, 0).size()) / 2;
-  return folding < all ? all - folding : all;
 }
 
 // Stamps that follow each other: what was done until the next, from which.
@@ -178,15 +168,7 @@ int main(int argc, char** argv) {
     print_times(name.c_str(), calls, Stamp::kFolded, turn);
   }
   print_times("decode begins", calls, Stamp::kDecodeBegins, 0);
-  print_times("a block is through its first pass", calls, Stamp::kPassEnds, 0);
-  // Blocks are placed one on each multiprocessor that decodes, then a second, and so on: a later
-  // one waits for earlier ones' warps.
-  const int decoding = decoding_processors(calls.front());
-  for (int round = 0; round < 8; ++round) {
-    const std::string name = "the same, block " + std::to_string(round) + " of its processor";
-    print_times(name.c_str(), calls, Stamp::kPassEnds, 0, round * decoding, (round + 1) * decoding);
-  }
-  print_times("a block is done", calls, Stamp::kDecodeEnds, 0);
+  print_times("a pair is done", calls, Stamp::kDecodeEnds, 0);
   print_chain("cycles of a fold", calls,
               {{"prepare", Stamp::kArrived},
                {"rebuild", Stamp::kPrepared},

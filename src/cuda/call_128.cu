@@ -96,11 +96,13 @@ int32_t blocks_for(const Call128& call, int32_t processors, int32_t most) {
   return static_cast<int32_t>(best);
 }
 
-// Groups of multiprocessors that fold while the others decode, of up to `most`; 0: decode follows
-// the folds, which run everywhere. How many heads are due is known on the device only: assumed are
-// as many as staggered boundaries make in the mean. The costs were measured on an H200
-// (bench/cuda/decode_128 time ROWS folds, parts, beside).
-int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t most) {
+// Groups of multiprocessors that fold while the others decode, of up to `most`, with `resident`
+// pairs of warps on each; 0: decode follows the folds, which run everywhere. How many heads are due
+// is known on the device only: assumed are as many as staggered boundaries make in the mean. The
+// costs were measured on an H200 (calls with other numbers of groups; bench/cuda/decode_128 time
+// ROWS folds, parts, beside).
+int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t resident,
+                   int32_t most) {
   const double total = static_cast<double>(call.batch) * call.v_heads;
   const double due = total * std::min(call.tokens, call.window) / call.window;
   const HeadFormat128& f = call.classes[0];
@@ -108,13 +110,17 @@ int32_t groups_for(const Call128& call, bool vector, int32_t processors, int32_t
   const int32_t rank = f.num_fp16 + mixed;
   // Microseconds: of two folds at once on a multiprocessor; of one multiprocessor for a head; of
   // the whole call's bytes.
-  const double fold = (mixed == 0 && rank <= 4   ? 14.2
-                       : mixed == 0 && rank <= 8 ? 16.2
-                                                 : 24.8 + 2.35 * std::max(0, rank - 16)) +
+  const double fold = (mixed == 0 && rank <= 4   ? 14.4
+                       : mixed == 0 && rank <= 8 ? 15.9
+                                                 : 24.4 + 1.4 * std::max(0, rank - 16)) +
                       (vector ? 1.9 : 0.0);
-  const double head = ((mixed > 0 ? 0.52 + 0.02 * mixed : 0.51) + (f.bits == 6 ? 0.07 : 0.0) +
+  // Of one token of the common call: a head of a pair takes as long whatever the others do.
+  const double one =
+      (0.47 + 0.012 * mixed + (f.bits == 6 ? 0.018 : 0.0)) * 8.0 / resident + (vector ? 0.17 : 0.0);
+  const double many = ((mixed > 0 ? 0.52 + 0.02 * mixed : 0.51) + (f.bits == 6 ? 0.07 : 0.0) +
                        (vector ? 0.3 : 0.0)) *
                       (0.35 + 0.65 * call.tokens);
+  const double head = call.plain != 0 && call.tokens == 1 ? one : many;
   const double bytes = total * (call.boundary_bytes + 5000.0) * 0.28e-6;
   // Due heads are dealt unevenly: between the mean and the next whole number of rounds.
   const auto folds = [&](int32_t on) {
@@ -260,7 +266,7 @@ bool make_call_128(const Layout& layout, const leapquant_pool& pool,
   const bool scalars =
       (c.beta.data == nullptr || c.beta.type == LEAPQUANT_FP32) &&
       (vector || c.log_decay.data == nullptr || c.log_decay.type == LEAPQUANT_FP32);
-  c.plain = c.num_classes == 1 && c.dense && c.q.type == LEAPQUANT_BF16 &&
+  c.plain = c.num_classes == 1 && hv <= 0xffff && c.dense && c.q.type == LEAPQUANT_BF16 &&
             c.output.type == LEAPQUANT_BF16 && scalars && c.gate == LEAPQUANT_GATE_READY &&
             c.beta_kind == LEAPQUANT_BETA_READY && power(c.group) && power(c.window) &&
             power(c.total_k_heads) && narrow(c.q) && narrow(c.k) && narrow(c.v) &&
@@ -299,12 +305,12 @@ cudaError_t decode_128(const Layout& layout, const Call128& unchecked, cudaStrea
   most = std::max(most, 1);
   int32_t groups = 0;
   if (call.stagger != 0) {
-    groups = groups_for(call, vector, processors, processors / kFoldGroup128);
+    groups = groups_for(call, vector, processors, most, processors / kFoldGroup128);
   }
   if (groups > 0) {  // the device is asked only where they would pay
     int32_t most_groups = 0;
     if (cudaError_t e = groups_that_fold_128(call, vector, &most_groups)) return e;
-    if (most_groups < groups) groups = groups_for(call, vector, processors, most_groups);
+    if (most_groups < groups) groups = groups_for(call, vector, processors, most, most_groups);
   }
   if (pairs == 1) {
     if (cudaError_t e = launch_check_128(&call, vector, stream)) return e;

@@ -59,9 +59,10 @@ struct Call128 {
   int32_t* status;
   Rows128 q, k, v, log_decay, beta, output;  // beta.data may be null
   int32_t gate, beta_kind, l2norm;
-  int32_t dense;    // 1: q, k, v of one type, heads of a token one behind the other
-  int32_t plain;    // 1: the common call, see make_call_128
-  int32_t checked;  // 1: folds need not check inputs: a kernel before has, or the block itself
+  int32_t dense;  // 1: q, k, v of one type, heads of a token one behind the other
+  int32_t plain;  // 1: the common call, see make_call_128
+  // 1: folds need not check inputs: a kernel before does, and may still be at it, or the block has.
+  int32_t checked;
   const float* a_log;
   const float* dt_bias;
   float lower_bound, beta_scale, l2norm_eps, q_scale;

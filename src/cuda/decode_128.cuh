@@ -19,12 +19,14 @@ Status accepts_decode_128(const Layout& layout, Sentence* why_not);
 bool make_call_128(const Layout& layout, const leapquant_pool& pool,
                    const leapquant_decode_args& args, Call128* call);
 
-// *blocks: of 1 or 2 pairs of warps, that a multiprocessor of the current device holds at once.
+// *blocks: of 1 or 2 pairs of warps, that a multiprocessor of the current device holds at once. One
+// token of the common call with one pair: pairs, which are one block there.
 cudaError_t decode_128_resident_blocks(const Call128& call, bool vector, int32_t pairs,
                                        int32_t* blocks);
 // Decodes all heads; those that are due after the grid before it in the stream (the folds) is done.
-// overlaps: that grid triggers its dependents and may run at the same time. shares: blocks of two
-// pairs that have equal parts of a sequence check its inputs together, as a cluster.
+// overlaps: that grid triggers its dependents and may run at the same time. blocks: of pairs, as
+// above. shares: blocks of two pairs that have equal parts of a sequence check its inputs together,
+// as a cluster.
 cudaError_t launch_decode_128(const Call128& call, bool vector, int32_t pairs, int32_t blocks,
                               bool overlaps, bool shares, cudaStream_t stream);
 

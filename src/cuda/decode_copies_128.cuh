@@ -19,8 +19,10 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   // Everything of the next head is on its way as soon as this head has read what it takes the place
   // of; else, together, when all of it is read.
   static constexpr bool kStreams = kPlain && kPairs == 1;
-  // Who starts which copy is shared out so that neither warp of a pair has the longer way.
-  static constexpr bool kSharesCopies = kStreams && !kMany && !kVector;
+  // Pairs of a block, each with a head of its own (decode_pairs_128.cuh).
+  static constexpr bool kPooled = kStreams && !kMany;
+  // One warp starts its pair's inputs.
+  static constexpr bool kInputsByLanes = kPooled && !kVector;
   static constexpr int32_t kThreads = 64 * kPairs;
   static constexpr int32_t kInputArrivals = 33;  // one thread and one warp
   const Call128& call;
@@ -30,8 +32,10 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
 
   // Of shared memory, by who reads them and when. Keys, with their decays, are apart from the other
   // rows with vector decays, whose records are weighed at a head's start.
-  // Rows are what follows the codes (kTail), but for smoothing, and records.
-  enum Part { kInputs, kCodes, kKeys, kRows, kTail, kRecords, kAllParts };
+  // Rows are what follows the codes, but for smoothing, and records; pools bring a boundary state
+  // whole (kState), but for codes that come late. kNext: nothing yet, but the warp that reads codes
+  // has time to see which head is next, before any part.
+  enum Part { kInputs, kCodes, kKeys, kRows, kState, kRecords, kAllParts, kNext };
 
   __device__ __forceinline__ static int32_t decay_type(const Rows128& rows) {
     return kVector ? rows.type : scalar_type<kPlain>(rows);
@@ -157,6 +161,9 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   __device__ __forceinline__ void wait_for_codes(uint32_t turn) const {
     barrier_wait(barrier_of(0), turn & 1u);
   }
+  __device__ __forceinline__ void wait_for_late_codes(uint32_t turn) const {
+    barrier_wait(barrier_of(3), turn & 1u);
+  }
   __device__ __forceinline__ void wait_for_rows(uint32_t turn) const {
     barrier_wait(barrier_of(1), turn & 1u);
   }
@@ -168,9 +175,10 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
   }
   __device__ __forceinline__ void init_barriers() const {  // one thread
     barrier_init(barrier_of(0), 1);
-    barrier_init(barrier_of(1), kSharesCopies ? 2 : 1);
+    barrier_init(barrier_of(1), 1);
+    barrier_init(barrier_of(3), 1);
     barrier_init(barrier_of(4), 1);
-    barrier_init(barrier_of(2), kSharesCopies ? 32 : kInputArrivals);
+    barrier_init(barrier_of(2), kInputsByLanes ? 32 : kInputArrivals);
   }
 
   // Inputs that lie in shared memory (kStreams).
@@ -210,7 +218,7 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     static_assert(kStreams);
     const uint32_t to = shared_address(shared + plan.inputs);
     const uint32_t barrier = barrier_of(2);
-    if (threadIdx.x == 0) {
+    if (reads_codes && lane == 0) {
       const uint32_t decays = !kVector ? 0u : call.log_decay.type == LEAPQUANT_FP32 ? 512u : 256u;
       barrier_expect(barrier, 768u + decays);
       const int32_t k_head = quotient<kPlain>(v_head, call.group);
@@ -221,7 +229,7 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
         bulk_copy(to + kDecaysAt, at(rows.g, call.log_decay, t, v_head), decays, barrier);
       }
     }
-    if (threadIdx.x >= 32) {  // numbers, too small for bulk copies
+    if (!reads_codes) {  // numbers, too small for bulk copies
       const uint32_t place_of_scalar = 4u * static_cast<uint32_t>(v_head);
       if (lane == 0 && call.beta.data != nullptr) {
         copy_4_async(to + kScalarsAt, at(rows.beta, call.beta, t, 0, place_of_scalar));
@@ -251,6 +259,22 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     if (smoothing != 0) {
       bulk_copy(to + format.smoothing_at, from + format.smoothing_at, smoothing, barrier_of(0));
     }
+  }
+  // The codes that come late, where the next ones lay; one thread.
+  __device__ __forceinline__ void start_late_codes(const Pointers& rows, int32_t v_head,
+                                                   const HeadFormat128& format) const {
+    const auto late = static_cast<uint32_t>(late_bytes(format.bits));
+    barrier_expect(barrier_of(3), late);
+    bulk_copy(shared_address(shared) + late, boundary_at(rows, v_head), late, barrier_of(3));
+  }
+  // All of a boundary state but that; one thread.
+  __device__ __forceinline__ void start_state(const Pointers& rows, int32_t v_head,
+                                              const HeadFormat128& format) const {
+    const auto late = static_cast<uint32_t>(late_bytes(format.bits));
+    const uint32_t bytes = static_cast<uint32_t>(format.bytes) - late;
+    barrier_expect(barrier_of(0), bytes);
+    bulk_copy(shared_address(shared) + late, boundary_at(rows, v_head) + late, bytes,
+              barrier_of(0));
   }
   // copy(done, ring, count) for the runs of n records before the sequence's position: from the
   // oldest to the ring's end, then from its start.
@@ -322,7 +346,7 @@ struct HeadCopies : RowProducts<kPairs, kVector || !kPlain> {
     start_tail(rows, v_head, format, record_bytes(n));
     copy_records(rows, v_head, n);
   }
-  // Inputs of a head as start_inputs brings them, by sixteen bytes a lane (kSharesCopies), so that
+  // Inputs of a head as start_inputs brings them, by sixteen bytes a lane (kInputsByLanes), so that
   // one warp starts all; the check has left them in the second cache level.
   __device__ __forceinline__ void start_inputs_by_lanes(const Pointers& rows, int32_t v_head,
                                                         int32_t n) const {

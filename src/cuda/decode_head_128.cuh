@@ -29,24 +29,28 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
   using Copies::kCount;
   using Copies::keys_at;
   using Copies::kInputs;
+  using Copies::kInputsByLanes;
   using Copies::kKeys;
+  using Copies::kNext;
+  using Copies::kPooled;
   using Copies::kRecords;
   using Copies::kRows;
-  using Copies::kSharesCopies;
+  using Copies::kState;
   using Copies::kStreams;
-  using Copies::kTail;
   using Copies::load_values;
   using Copies::place;
   using Copies::read_inputs;
   using Copies::reads_codes;
   using Copies::ring_after;
   using Copies::shared;
+  using Copies::start_late_codes;
   using Copies::store_correction;
   using Copies::store_decays;
   using Copies::type_of;
   using Copies::wait_for_codes;
   using Copies::wait_for_inputs;
   using Copies::wait_for_keys;
+  using Copies::wait_for_late_codes;
   using Copies::wait_for_rows;
   using Copies::widen_values;
   using Products::factors;
@@ -81,7 +85,10 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
   using typename Copies::Raw;
 
   __device__ __forceinline__ void pair_sync() const {
-    if constexpr (kPairs == 1) {
+    if constexpr (kPooled) {
+      __syncwarp();  // lane 0 starts copies: a warp in two parts would come twice
+      sync_threads(1 + static_cast<int32_t>(threadIdx.y), 64);
+    } else if constexpr (kPairs == 1) {
       __syncthreads();
     } else {
       sync_threads(1 + pair, 64);
@@ -121,10 +128,12 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
                        log8_value((word >> 16) & 255u), log8_value(word >> 24));
   }
 
-  // The part of the pair's first warp: both read vectors against the codes, the smoothing turned
-  // into fixed point with them. back: units of the vectors.
-  __device__ __forceinline__ void read_residual(float4 rk, float4 rq, float2 back,
-                                                const HeadFormat128& format) const {
+  // The part of the pair's first warp: both read vectors as fixed-point operands against the codes,
+  // the smoothing with them. back: units of the vectors. Returns what codes with an offset or of
+  // half-integers add.
+  __device__ __forceinline__ int32_t prepare_codes(float4 rk, float4 rq, float2 back,
+                                                   const HeadFormat128& format,
+                                                   uint32_t (&b)[8]) const {
     if (format.smoothing != LEAPQUANT_SMOOTHING_NONE) {
       const float4 c = smoothing_of(format);
       rk = multiply(rk, c);
@@ -140,15 +149,12 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
       units()[kCodeQuery] = unit_q * times * back.y;
     }
     __syncwarp();
-    uint32_t b[8];
-    {
-      const uint4* plane =
-          reinterpret_cast<const uint4*>(planes + (lane >> 2) * kPlaneWords + (lane & 3) * 8);
-      const uint4 low = plane[0];
-      const uint4 high = plane[1];
-      b[0] = low.x, b[1] = low.y, b[2] = low.z, b[3] = low.w;
-      b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
-    }
+    const uint4* plane =
+        reinterpret_cast<const uint4*>(planes + (lane >> 2) * kPlaneWords + (lane & 3) * 8);
+    const uint4 low = plane[0];
+    const uint4 high = plane[1];
+    b[0] = low.x, b[1] = low.y, b[2] = low.z, b[3] = low.w;
+    b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
     const int32_t times = half_levels ? 2 : 1;
     int32_t shift = 0;
     if (format.bits != 8 || half_levels) {
@@ -156,16 +162,23 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
       shift = (times * offset + (half_levels ? 1 : 0)) * sum_of_digits(b);
     }
     __syncwarp();  // the planes are read: sums take their place
-    const uint32_t payload = shared_address(shared) + 16 * lane;
+    return shift;
+  }
+  // Sums of the codes of values 32 first .. 32 last - 1, kTogether blocks of 32 at once. payload:
+  // where the first of all lie.
+  template <int kTogether>
+  __device__ __forceinline__ void read_blocks(uint32_t payload, int32_t first, int32_t last,
+                                              const uint32_t (&b)[8], int32_t shift,
+                                              const HeadFormat128& format) const {
+    payload += 16 * lane;
     const uint32_t sums = sums_of_codes() + 4 * ((lane & 3) * plan.words + (lane >> 2));
-    constexpr int32_t kBlocks = 4 / kPairs;
-    constexpr int32_t kTogether = kPairs == 1 ? 2 : 1;
+    const bool half_levels = format.half_levels != 0;
     // Short code, which is fetched for each head, but more than one chain of products at a time.
     const auto read = [&]<int kBits, bool kHalf>() {
 #pragma unroll 1
-      for (int32_t i = 0; i < kBlocks; i += kTogether) {
-        read_codes<kBits, kHalf, kTogether>(payload, kBlocks * pair + i, b, shift, sums + 128 * i,
-                                            lane);
+      for (int32_t i = first; i < last; i += kTogether) {
+        read_codes<kBits, kHalf, kTogether>(payload, i, b, shift,
+                                            sums + 128 * (i - 4 / kPairs * pair), lane);
       }
     };
     if (format.bits == 8) {
@@ -191,8 +204,6 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
       read_inputs(t, n, raw, decay);
     }
     stamp_turn(Stamp::kCodesInputs, Stamp::kRowsInputs, turn);
-    // Codes of 8 bits are operands as they lie: their warp has time for some of the copies.
-    const bool codes_are_quick = format.bits == 8;
     // Everything up to the last step is linear in k and q as given: lengths and the token's own
     // scalar decay come in at the end.
     const float4 q = widen_raw(raw->q, type_of(call.q));
@@ -239,18 +250,41 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
       if (t == 0) wait_for_keys(turn);
       weigh_records(n, format.num_fp16, &rk, &rq);
       pair_sync();
-      if constexpr (kStreams) ahead(std::integral_constant<Part, kKeys>());
+      if constexpr (kStreams) {
+        if constexpr (!kMany) {
+          if (reads_codes) ahead(std::integral_constant<Part, kNext>());
+        }
+        ahead(std::integral_constant<Part, kKeys>());
+      }
     }
+    // Codes of a quarter of the values, which this warp finishes, come late: their place is a part
+    // of the others'.
+    const bool comes_late = kPooled && late_bytes(format.bits) != 0;
+    const uint32_t payload = shared_address(shared);
+    uint32_t b[8] = {};
+    int32_t shift = 0;
     if (reads_codes) {
       stamp_of_codes(Stamp::kCodesPrepared, turn);
       if (t == 0) wait_for_codes(turn);
       stamp_of_codes(Stamp::kCodesThere, turn);
-      read_residual(rk, rq, back, format);
+      shift = prepare_codes(rk, rq, back, format, b);
+      constexpr int32_t kBlocks = 4 / kPairs;
+      if (comes_late) {
+        read_blocks<1>(payload, 1, 2, b, shift, format);
+        __syncwarp();
+        if (lane == 0) start_late_codes(rows, v_head, format);
+        read_blocks<2>(payload, 2, 4, b, shift, format);
+      } else {
+        read_blocks<(kPairs == 1 ? 2 : 1)>(payload, kBlocks * pair, kBlocks * (pair + 1), b, shift,
+                                           format);
+      }
       stamp_of_codes(Stamp::kCodesRead, turn);
       if constexpr (kStreams) {
-        if (!kSharesCopies || codes_are_quick) ahead(std::integral_constant<Part, kCodes>());
+        if constexpr (!kVector && !kMany) ahead(std::integral_constant<Part, kNext>());
+        if constexpr (!kPooled) ahead(std::integral_constant<Part, kCodes>());
       }
     } else {
+      if (kPooled) wait_for_codes(turn);  // and what follows them
       if (t == 0) wait_for_rows(turn);
       stamp_of_rows(Stamp::kRowsThere, turn);
       float2 unit = make_float2(1.0f, 1.0f);
@@ -276,22 +310,28 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
     stamp_turn(Stamp::kCodesMet, Stamp::kRowsMet, turn);
     if constexpr (kStreams) {
       // Both have read them.
-      if (!kSharesCopies || !reads_codes) ahead(std::integral_constant<Part, kInputs>());
-      if (kSharesCopies && !reads_codes && !codes_are_quick) {
-        ahead(std::integral_constant<Part, kCodes>());
-      }
+      if (!kInputsByLanes || !reads_codes) ahead(std::integral_constant<Part, kInputs>());
     }
     if constexpr (kPairs == 1) {  // each warp for the values that it finishes
       sum_rows(n, format, (reads_codes ? 0 : 8) + (lane >> 2));
       __syncwarp();
     }
     stamp_turn(Stamp::kCodesSummed, Stamp::kRowsSummed, turn);
-    finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, [&] {
+    const auto late = [&] {
+      if constexpr (kPooled) {
+        wait_for_late_codes(turn);
+        read_blocks<1>(payload + static_cast<uint32_t>(late_bytes(8)), 0, 1, b, shift, format);
+        __syncwarp();
+        ahead(std::integral_constant<Part, kState>());
+      }
+    };
+    const bool reads_late = comes_late && reads_codes;
+    finish(rows, v_head, t, n, format, decay, !last, *raw, k, g, reads_late, late, [&] {
       if constexpr (kStreams) {
         pair_sync();
         stamp_turn(Stamp::kCodesLeft, Stamp::kRowsLeft, turn);
-        if constexpr (kSharesCopies) {
-          if (reads_codes == codes_are_quick) ahead(std::integral_constant<Part, kTail>());
+        if constexpr (kPooled) {
+          if (reads_codes && !comes_late) ahead(std::integral_constant<Part, kState>());
           if (!reads_codes) ahead(std::integral_constant<Part, kRecords>());
         } else if (!reads_codes) {
           ahead(std::integral_constant<Part, kRows>());
@@ -305,11 +345,15 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
 
   // Stamps of a block's turns but its first ones, by the first lane of either warp, and of both.
   static constexpr uint32_t kUnstamped = 4;
+  __device__ __forceinline__ void stamp_by(bool mine, Stamp what, uint32_t turn) const {
+    if (!mine || turn < kUnstamped) return;
+    stamp(call, what, static_cast<int32_t>(turn - kUnstamped), threadIdx.x & ~31u);
+  }
   __device__ __forceinline__ void stamp_of_codes(Stamp what, uint32_t turn) const {
-    if (turn >= kUnstamped) stamp(call, what, static_cast<int32_t>(turn - kUnstamped), 0);
+    stamp_by(reads_codes, what, turn);
   }
   __device__ __forceinline__ void stamp_of_rows(Stamp what, uint32_t turn) const {
-    if (turn >= kUnstamped) stamp(call, what, static_cast<int32_t>(turn - kUnstamped), 32);
+    stamp_by(!reads_codes, what, turn);
   }
   __device__ __forceinline__ void stamp_turn(Stamp codes, Stamp rows, uint32_t turn) const {
     stamp_of_codes(codes, turn);
@@ -363,12 +407,13 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
     *o = fmaf(of.own, *u, output);
   }
 
-  // Residual and rows together: correction, output, record.
-  template <typename Early>
+  // Residual and rows together: correction, output, record. early(): after it the other warp may go
+  // on to the next head. late(), where `reads_late`: the sums of codes are complete only then.
+  template <typename Late, typename Early>
   __device__ __forceinline__ void finish(const Pointers& inputs, int32_t v_head, int32_t t,
                                          int32_t n, const HeadFormat128& format, float* decay,
                                          bool append, const Raw& raw, float4 k, float4 g,
-                                         Early early) const {
+                                         bool reads_late, Late late, Early early) const {
     float v[kCount];
     widen_values(raw, v);
     float beta = 1.0f;
@@ -377,7 +422,7 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
       if (!kPlain) beta = beta_of(call, beta);
     }
     float codes_k[kCount], codes_q[kCount], rows_k[kCount], rows_q[kCount], step[kCount];
-    {
+    const auto load_sums = [&] {
       const int32_t* codes = reinterpret_cast<const int32_t*>(scratch + plan.codes - plan.limbs) +
                              kCount * (place - 64 * pair);
       int32_t part[4][kCount];
@@ -385,17 +430,26 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
       for (int32_t i = 0; i < 4; ++i) load_values(codes + i * plan.words, part[i]);
 #pragma unroll
       for (int32_t i = 0; i < kCount; ++i) {
-        const float2 rows = Products::sums_of(kCount * place + i);
-        rows_k[i] = rows.x, rows_q[i] = rows.y;
         codes_k[i] = fmaf(static_cast<float>(part[1][i]), 65536.0f, static_cast<float>(part[0][i]));
         codes_q[i] = fmaf(static_cast<float>(part[3][i]), 65536.0f, static_cast<float>(part[2][i]));
       }
+    };
+    if (!reads_late) load_sums();
+#pragma unroll
+    for (int32_t i = 0; i < kCount; ++i) {
+      const float2 rows = Products::sums_of(kCount * place + i);
+      rows_k[i] = rows.x, rows_q[i] = rows.y;
     }
     read_steps(shared + format.value_scale, format, step);
     const float4 norms = *reinterpret_cast<const float4*>(units());
     const float4 of_rows = *reinterpret_cast<const float4*>(units() + 4);
     const float2 of_own = *reinterpret_cast<const float2*>(units() + 8);
     early();
+    if (reads_late) {
+      late();
+      load_sums();
+      __syncwarp();  // before the next head's planes take their place
+    }
     const Factors of = factors_of(norms, of_rows, of_own, g.x);
     const float ks = of.key_length;
     float u[kCount], o[kCount];
@@ -411,7 +465,7 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
     const uint32_t u_bits =
         to_halves_saturated(u[0], kCount == 2 ? u[kCount - 1] : 0.0f, &saturated);
     const uint32_t ring = static_cast<uint32_t>(ring_after(inputs.ring, t));
-    const bool keeps_key = threadIdx.x < 32;
+    const bool keeps_key = kPairs == 1 ? reads_codes : threadIdx.x < 32;
     uint2 k_bits = {};
     store_correction(inputs.window + (corrections_at(v_head) + 256u * ring), u_bits);
     if (keeps_key) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decode of heads of 128 x 128 whose boundary states are up to date. A block takes a head at a
-// time, with one pair of warps (large batches) or two that share the values; nothing depends on
+// Decode of heads of 128 x 128 whose boundary states are up to date: of several tokens, of calls
+// that are not common, of small batches; for all else decode_pairs_128.cuh. A block takes a head at
+// a time, with one pair of warps (large batches) or two that share the values; nothing depends on
 // which. Bulk copies bring the boundary state and the records into shared memory. One warp of a
 // pair reads the residual by the integer matrix units, both read vectors as fixed-point numbers of
 // four signed bytes, exactly; the other reads records and compensators by the FP16 ones. Heads that
@@ -11,6 +12,7 @@
 
 #include "cuda/call_128.cuh"
 #include "cuda/decode_drafts_128.cuh"
+#include "cuda/decode_shares_128.cuh"
 #include "cuda/known_format_128.cuh"
 #include "cuda/ptx.cuh"
 
@@ -21,18 +23,7 @@ namespace leapquant::cuda::decoding_128 {
 constexpr int32_t resident_blocks(bool vector, int32_t pairs, bool plain, bool many) {
   if (pairs > 1) return 3;
   if (drafts_together(vector, pairs, plain, many) > 1) return 5;
-  return many ? 6 : 8;
-}
-
-// Outputs of tokens that are not computed.
-template <typename OneHead>
-__device__ __forceinline__ void zero_outputs(const OneHead& head, const Call128& call,
-                                             int32_t sequence, int32_t v_head, int32_t done) {
-  const float zeros[OneHead::kCount] = {};
-  for (int32_t t = done; t < call.tokens; ++t) {
-    store_values(const_cast<char*>(row_of(call.output, sequence, t, v_head)),
-                 OneHead::type_of(call.output), head.place, zeros);
-  }
+  return 6;
 }
 
 // Bits `from` .. from + 31 of a bitmap.
@@ -60,13 +51,6 @@ __device__ __forceinline__ void prefetch_inputs(const Call128& call, int32_t seq
   }
 }
 
-// Heads of a block; the first `longer` blocks have one more.
-struct Shares {
-  int32_t heads, longer;
-};
-
-constexpr int32_t kMostLooks = 4096;  // at bases that a fold has to move, before waiting for all
-
 // Each block takes heads first .. last - 1 of batch x v_heads, in order, up to 32 of a sequence at
 // a time. First those whose boundary states are up to date, then, as the folds finish, the others.
 // Static: a host compiler's kernel must not take the place of the launch of the same name.
@@ -74,6 +58,7 @@ template <bool kVector, int kPairs, bool kPlain, bool kMany, Known128 kKnown>
 static __global__ void __launch_bounds__(64 * kPairs,
                                          resident_blocks(kVector, kPairs, kPlain, kMany))
     decode_kernel(const __grid_constant__ Call128 call, const __grid_constant__ Shares shares) {
+  static_assert(kPairs > 1 || !kPlain || kMany, "decode_pairs_128.cuh has these");
   using OneHead = HeadOf<kVector, kPairs, kPlain, kMany>;
   constexpr int32_t kTogether = drafts_together(kVector, kPairs, kPlain, kMany);
   // Large calls are checked before (check_128.cu), small ones here: their blocks share the check.
@@ -160,30 +145,17 @@ static __global__ void __launch_bounds__(64 * kPairs,
         if constexpr (part == OneHead::kInputs || part == OneHead::kAllParts) {
           if constexpr (kTogether > 1) {
             head.start_inputs(rows, group + bit, 0, tokens, n, format);
-          } else if constexpr (OneHead::kSharesCopies) {
-            if (warp == 1) head.start_inputs_by_lanes(rows, group + bit, n);
           } else if constexpr (OneHead::kStreams) {
             head.start_inputs(rows, group + bit, 0, n);
           }
         }
         if constexpr (part == OneHead::kCodes || part == OneHead::kAllParts) {
-          // By whichever warp comes here, at first by the first.
-          const bool mine =
-              OneHead::kSharesCopies && part == OneHead::kCodes ? lane == 0 : threadIdx.x == 0;
-          if (mine) head.start_codes(rows, group + bit, format);
+          if (threadIdx.x == 0) head.start_codes(rows, group + bit, format);
         }
         if constexpr (kVector && (part == OneHead::kKeys || part == OneHead::kAllParts)) {
           if (threadIdx.x == 0) head.start_keys(rows, group + bit, n);
         }
-        if constexpr (OneHead::kSharesCopies) {
-          if constexpr (part == OneHead::kTail || part == OneHead::kAllParts) {
-            const bool mine = part == OneHead::kTail ? lane == 0 : threadIdx.x == 0;
-            if (mine) head.start_tail(rows, group + bit, format);
-          }
-          if constexpr (part == OneHead::kRecords || part == OneHead::kAllParts) {
-            if (threadIdx.x == 32) head.start_records(rows, group + bit, n);
-          }
-        } else if constexpr (part == OneHead::kRows || part == OneHead::kAllParts) {
+        if constexpr (part == OneHead::kRows || part == OneHead::kAllParts) {
           if (threadIdx.x == 32) head.start_rows(rows, group + bit, n, format);
         }
         if constexpr (!OneHead::kStreams && part == OneHead::kAllParts) {
@@ -352,7 +324,6 @@ static __global__ void __launch_bounds__(64 * kPairs,
       }
       __syncthreads();  // shared memory may be overwritten
     }
-    if (!again) stamp(call, Stamp::kPassEnds);
   }
   stamp(call, Stamp::kDecodeEnds);
   wait_for_previous_grid();  // what follows in the stream finds the folds done too

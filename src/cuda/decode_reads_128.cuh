@@ -52,10 +52,15 @@ struct Plan {
   int32_t words;  // sums of codes: between those of one digit pair and the next
 };
 
-// rows: what a call's formats need (call.weight_rows). together: drafts_together.
+// Codes of 8 bits, of the first 32 values, that a pair of a pool brings only when others are read,
+// into the place of these: so that one more pair has room.
+__host__ __device__ constexpr int32_t late_bytes(int32_t bits) { return bits == 8 ? 4096 : 0; }
+
+// rows: what a call's formats need (call.weight_rows). together: drafts_together. ranges: the block
+// keeps account of its heads itself.
 __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capacity,
                                            int32_t decay_bytes, int32_t rows, int32_t pairs,
-                                           int32_t together) {
+                                           int32_t together, bool ranges = true) {
   const bool drafts = together > 1;
   Plan p{};
   int32_t at = boundary_bytes;
@@ -69,12 +74,14 @@ __host__ __device__ constexpr Plan plan_of(int32_t boundary_bytes, int32_t capac
   at += capacity * 128 * decay_bytes;
   p.inputs = at;
   at += drafts ? kDraftBytes : kDecaysAt + (decay_bytes != 0 ? 512 : 128);
-  p.deferred = at;
-  at += kDeferredWords * 4;
-  p.bases = at;
-  at += 32 * 4;
-  p.pointers = at;
-  at += 80;
+  if (ranges) {
+    p.deferred = at;
+    at += kDeferredWords * 4;
+    p.bases = at;
+    at += 32 * 4;
+    p.pointers = at;
+    at += 80;
+  }
   p.barriers = at;
   p.faults = at + 5 * 8;  // of the sequence at hand, behind five barriers
   at += 6 * 8;
@@ -338,7 +345,7 @@ __device__ __forceinline__ void read_codes(uint32_t payload, int32_t value_block
     for (int32_t m = 0; m < 2 * kBlocks; ++m) d[m][0] = d[m][2] = shift;
   }
   for_codes<kBits, kBlocks>(
-      payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t (&a)[4]) {
+      payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t(&a)[4]) {
         mma_int8<kBits == 8>(d[m], a[0], a[1], a[2], a[3], b[2 * s], b[2 * s + 1]);
       });
 #pragma unroll

@@ -24,9 +24,8 @@ enum class Stamp : int32_t {
   kEncoded,
   kFolded,  // sent
   kDecodeBegins,
-  kPassEnds,    // a block is through the heads that were not due
-  kDecodeEnds,  // and through all
-  // Of a block's turn at a head of one token: the warp that reads codes,
+  kDecodeEnds,  // of a pair of warps
+  // Of a pair's turn at a head of one token: the warp that reads codes,
   kCodesTurn,
   kCodesInputs,    // its inputs are there
   kCodesPrepared,  // and widened, their lengths known

@@ -26,7 +26,8 @@ using conformance::make_shape;
 struct Case {
   int k_heads, v_heads, batch;
   const char* format;
-  int32_t start;  // position and base of all heads at first
+  int32_t start;        // position and base of all heads at first
+  bool vector = false;  // decays
 };
 
 // A pool of host memory, whose codes lie in the device's order or the canonical one.
@@ -112,6 +113,9 @@ inline Inputs draw(const Case& c, std::mt19937_64* random) {
   for (int i = 0; i < c.batch * c.v_heads; ++i) {
     in.decay.push_back(-0.05f * std::fabs(normal(*random)));
     in.beta.push_back(0.5f + 0.1f * normal(*random));
+  }
+  while (c.vector && in.decay.size() < in.v.size()) {
+    in.decay.push_back(-0.05f * std::fabs(normal(*random)));
   }
   return in;
 }
