@@ -149,12 +149,7 @@ struct Head : HeadRows<kVector, kPairs, kPlain, kMany> {
       units()[kCodeQuery] = unit_q * times * back.y;
     }
     __syncwarp();
-    const uint4* plane =
-        reinterpret_cast<const uint4*>(planes + (lane >> 2) * kPlaneWords + (lane & 3) * 8);
-    const uint4 low = plane[0];
-    const uint4 high = plane[1];
-    b[0] = low.x, b[1] = low.y, b[2] = low.z, b[3] = low.w;
-    b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
+    load_planes(planes, lane, b);
     const int32_t times = half_levels ? 2 : 1;
     int32_t shift = 0;
     if (format.bits != 8 || half_levels) {

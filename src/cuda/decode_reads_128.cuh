@@ -262,6 +262,17 @@ __device__ __forceinline__ float write_planes(float4 x, int32_t vector, uint32_t
   return unit;
 }
 
+// The planes of both vectors as operands.
+__device__ __forceinline__ void load_planes(const uint32_t* planes, int32_t lane,
+                                            uint32_t (&b)[8]) {
+  const uint4* plane =
+      reinterpret_cast<const uint4*>(planes + (lane >> 2) * kPlaneWords + (lane & 3) * 8);
+  const uint4 low = plane[0];
+  const uint4 high = plane[1];
+  b[0] = low.x, b[1] = low.y, b[2] = low.z, b[3] = low.w;
+  b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
+}
+
 // The sum of a vector's digits that are this lane's columns 2t and 2t + 1.
 __device__ __forceinline__ int32_t sum_of_digits(const uint32_t (&b)[8]) {
   int32_t ones[4] = {};

@@ -80,12 +80,7 @@ struct SmallHead : Head<false, 2, true, false> {
     }
     __syncwarp();
     uint32_t b[8];
-    const uint4* plane =
-        reinterpret_cast<const uint4*>(planes + (lane >> 2) * kPlaneWords + (lane & 3) * 8);
-    const uint4 low = plane[0];
-    const uint4 high = plane[1];
-    b[0] = low.x, b[1] = low.y, b[2] = low.z, b[3] = low.w;
-    b[4] = high.x, b[5] = high.y, b[6] = high.z, b[7] = high.w;
+    load_planes(planes, lane, b);
     int32_t shift = 0;
     if (format.bits != 8 || half_levels) {
       const int32_t times = half_levels ? 2 : 1;
