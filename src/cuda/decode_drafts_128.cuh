@@ -130,7 +130,7 @@ struct DraftHead : DraftInputs {
       }
     }
     for_codes<kBits, 1>(
-        payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t(&a)[4]) {
+        payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t (&a)[4]) {
 #pragma unroll
           for (int32_t i = 0; i < 2 * kPairsOfTokens; ++i) {
             mma_int8<kBits == 8>(d[i][m], a[0], a[1], a[2], a[3], b[i][2 * s], b[i][2 * s + 1]);
@@ -146,7 +146,7 @@ struct DraftHead : DraftInputs {
           int32_t part[2];
 #pragma unroll
           for (int32_t i = 0; i < 2; ++i) {
-            const int32_t(&x)[4] = d[2 * p + i][m];
+            const int32_t (&x)[4] = d[2 * p + i][m];
             part[i] = x[2 * h + 1] * 256 + x[2 * h];
             if (kHalf) part[i] = 2 * part[i] + shift[2 * p + i];
           }

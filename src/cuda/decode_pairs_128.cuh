@@ -81,8 +81,8 @@ __host__ __device__ constexpr int32_t pair_bytes(const Plan& plan, int32_t bits)
   return (plan.bytes - late_bytes(bits) + 127) & ~127;
 }
 template <bool kVector>
-constexpr int32_t kPoolBytes = static_cast<int32_t>((sizeof(PairPool<kVector>) + 127) &
-                                                    ~size_t{127});
+constexpr int32_t kPoolBytes =
+    static_cast<int32_t>((sizeof(PairPool<kVector>) + 127) & ~size_t{127});
 
 inline Plan plan_of_pair(const Call128& call, bool vector) {
   return plan_of(call.boundary_bytes, call.capacity, vector ? call.decay_bytes : 0,

@@ -356,7 +356,7 @@ __device__ __forceinline__ void read_codes(uint32_t payload, int32_t value_block
     for (int32_t m = 0; m < 2 * kBlocks; ++m) d[m][0] = d[m][2] = shift;
   }
   for_codes<kBits, kBlocks>(
-      payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t(&a)[4]) {
+      payload, value_block, lane, [&](int32_t s, int32_t m, const uint32_t (&a)[4]) {
         mma_int8<kBits == 8>(d[m], a[0], a[1], a[2], a[3], b[2 * s], b[2 * s + 1]);
       });
 #pragma unroll

@@ -109,7 +109,7 @@ struct RowProducts {
                                              const uint32_t* column) const {
     const int32_t t = lane & 3;
     const uint4 w = *reinterpret_cast<const uint4*>(column + from + 4 * t);
-    const auto load = [&](int32_t i, uint32_t(&x)[4]) {
+    const auto load = [&](int32_t i, uint32_t (&x)[4]) {
       load_group<kKind, 8>(row_at(min(first + i, count - 1)), chunk, x);
     };
     uint32_t x0[4], x1[4];

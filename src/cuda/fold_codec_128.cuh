@@ -148,8 +148,8 @@ struct Fold : FoldFitMany {
     float p[16];
 #pragma unroll
     for (int32_t i = 0; i < 16; ++i) {
-      const float(&x)[4] = s->at[0][i / 2];
-      const float(&y)[4] = s->at[1][i / 2];
+      const float (&x)[4] = s->at[0][i / 2];
+      const float (&y)[4] = s->at[1][i / 2];
       const int32_t h = 2 * (i % 2);
       p[i] = fmaxf(fmaxf(fabsf(x[h]), fabsf(x[h + 1])), fmaxf(fabsf(y[h]), fabsf(y[h + 1])));
     }

@@ -364,7 +364,7 @@ struct FoldFitEight : FoldFitFew {
     const bool cold = start_columns();
     const int32_t rounds = cold ? 3 : format.fit_rounds;
     float x[1][4];
-    float(&d)[4] = x[0];
+    float (&d)[4] = x[0];
     int32_t left = rounds;
 #pragma unroll 1
     do {

@@ -365,7 +365,7 @@ struct FoldOrthonormal : FoldProducts {
       uint32_t a[2][4];
 #pragma unroll
       for (int32_t i = 0; i < 8; ++i) {
-        const float(&x)[4] = y[i / 2];
+        const float (&x)[4] = y[i / 2];
         a[i / 4][i % 4] = pack_fp16(-x[2 * (i % 2)], -x[2 * (i % 2) + 1]);
       }
 #pragma unroll

@@ -415,13 +415,13 @@ struct FoldState {
     load_codes(words);
 #pragma unroll
     for (int32_t vb = 0; vb < 4; ++vb) {
-      const uint32_t(&word)[4] = words[vb];
+      const uint32_t (&word)[4] = words[vb];
       const float4 step = *reinterpret_cast<const float4*>(steps + 4 * vb);
 #pragma unroll
       for (int32_t j = 0; j < 2; ++j) {
 #pragma unroll
         for (int32_t n = 0; n < 2; ++n) {
-          float(&d)[4] = s->at[n][2 * vb + j];
+          float (&d)[4] = s->at[n][2 * vb + j];
           const uint32_t places = n == 0 ? 0x4140u : 0x4342u;
           uint32_t a0 = subtract_halves(__byte_perm(word[2 * j], high_byte, places), offset);
           uint32_t a1 = subtract_halves(__byte_perm(word[2 * j + 1], high_byte, places), offset);
@@ -514,8 +514,8 @@ struct FoldState {
                          32 * warp() + 16 * (lane() >> 4);
 #pragma unroll
     for (int32_t m = 0; m < 8; ++m) {
-      const float(&x)[4] = s.at[0][m];
-      const float(&y)[4] = s.at[1][m];
+      const float (&x)[4] = s.at[0][m];
+      const float (&y)[4] = s.at[1][m];
       store_matrices(row + 16 * kMatrixRow * m, pack_fp16(x[0], x[1]), pack_fp16(x[2], x[3]),
                      pack_fp16(y[0], y[1]), pack_fp16(y[2], y[3]));
     }
@@ -530,7 +530,7 @@ struct FoldState {
       uint32_t high, low[4];
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) {
-        const float(&x)[4] = s.at[i / 2][m];
+        const float (&x)[4] = s.at[i / 2][m];
         split(x[2 * (i % 2)], x[2 * (i % 2) + 1], &high, &low[i]);
       }
       store_matrices(row + 16 * kMatrixRow * m, low[0], low[1], low[2], low[3]);

@@ -218,7 +218,7 @@ struct Decode {
       const int32_t ring = start + m;
       return ring >= call.ring_tokens ? ring - call.ring_tokens : ring;
     };
-    const auto left = [&](int32_t m, int32_t row, float(*x)[4]) {
+    const auto left = [&](int32_t m, int32_t row, float (*x)[4]) {
       if constexpr (kVector) {
         const float4 four = *reinterpret_cast<const float4*>(at<float>(plan.left) + m * 128 + row);
         (*x)[0] = four.x, (*x)[1] = four.y, (*x)[2] = four.z, (*x)[3] = four.w;
@@ -231,7 +231,7 @@ struct Decode {
         (*x)[3] = fp16_value(static_cast<uint16_t>(raw.y >> 16)) * scale;
       }
     };
-    const auto u = [&](int32_t m, int32_t column, float(*x)[PlainState<kBits>::kPer]) {
+    const auto u = [&](int32_t m, int32_t column, float (*x)[PlainState<kBits>::kPer]) {
       const __half2* row = reinterpret_cast<const __half2*>(correction_row(ring_of(m)) + column);
 #pragma unroll
       for (int32_t c = 0; c < PlainState<kBits>::kPer / 2; ++c) {

@@ -182,8 +182,7 @@ struct PlainState {
 #pragma unroll
         for (int32_t c = 0; c < kPer; ++c) x[r][c] = fmaf(f.y, u[c], f.x * x[r][c]);
       }
-      put<4>(
-          x, [&](int32_t r) { return first + 4 * (i + r); }, column, counts, flags, loss);
+      put<4>(x, [&](int32_t r) { return first + 4 * (i + r); }, column, counts, flags, loss);
     }
   }
 
@@ -220,8 +219,7 @@ struct PlainState {
           for (int32_t c = 0; c < kPer; ++c) x[r][c] = fmaf(factors[r], values[c], x[r][c]);
         }
       }
-      put<4>(
-          x, [&](int32_t r) { return first + i + r; }, column, counts, flags, loss);
+      put<4>(x, [&](int32_t r) { return first + i + r; }, column, counts, flags, loss);
     }
   }
 };

@@ -66,13 +66,13 @@ __device__ __forceinline__ void add_products(const uint32_t (&k)[2][4], const ui
   for (int32_t tile = 0; tile < 6; ++tile) {
     const int32_t m = tile < 2 ? 0 : 1;
     const int32_t n = tile < 2 ? tile : tile - 2;
-    const uint32_t(&b)[4] = k[n >> 1];
+    const uint32_t (&b)[4] = k[n >> 1];
     mma_bf16(kk[tile], k[m][0], k[m][1], k[m][2], k[m][3], b[n & 1], b[2 + (n & 1)]);
     mma_bf16(qk[tile], q[m][0], q[m][1], q[m][2], q[m][3], b[n & 1], b[2 + (n & 1)]);
   }
 #pragma unroll
   for (int32_t n = 0; n < 4; ++n) {
-    const uint32_t(&b)[4] = q[n >> 1];
+    const uint32_t (&b)[4] = q[n >> 1];
     mma_bf16(qq[n], b[0], b[1], b[2], b[3], b[n & 1], b[2 + (n & 1)]);
   }
 }

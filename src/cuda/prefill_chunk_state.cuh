@@ -19,10 +19,10 @@ struct OperandParts {
 };
 __device__ __forceinline__ OperandParts operand_of(const float (&a)[4], const float (&b)[4]) {
   OperandParts o;
-  const float(*tile[2])[4] = {&a, &b};
+  const float (*tile[2])[4] = {&a, &b};
 #pragma unroll
   for (int32_t i = 0; i < 4; ++i) {
-    const float(&x)[4] = *tile[i >> 1];
+    const float (&x)[4] = *tile[i >> 1];
     const Parts parts = parts_of(x[2 * (i & 1)], x[2 * (i & 1) + 1]);
     o.high[i] = parts.high;
     o.low[i] = parts.low;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace
       load_matrices_transposed(v, values + half * 16 * Layout::kValuePitch);
 #pragma unroll
       for (int32_t e = 0; e < 2; ++e) {
-        float(&x)[4] = found[2 * half + e];
+        float (&x)[4] = found[2 * half + e];
         const float2 factor = *reinterpret_cast<const float2*>(
             &stage->key_factor[8 * (2 * half + static_cast<uint32_t>(e)) + 2 * t]);
         x[0] = fmaf(-factor.x, x[0], __uint_as_float(v[2 * e] << 16));

@@ -23,7 +23,7 @@ constexpr int32_t kUnits = Kind::kUnitWarps == 1 ? 6 : 4;
 template <typename Kind>
 constexpr int32_t kStages = Kind::kUnitWarps == 1 ? 7 : 6;
 template <typename Kind>
-constexpr int32_t kSpreadThreads = 32 * kUnits<Kind>* Kind::kUnitWarps;
+constexpr int32_t kSpreadThreads = 32 * kUnits<Kind> * Kind::kUnitWarps;
 // With many threads a fourth of them, the state's, get others' registers.
 template <typename Kind>
 constexpr bool kMoveRegisters = Kind::kUnitWarps == 4;

@@ -94,8 +94,8 @@ __device__ __forceinline__ void advance_chunk(const Call& call, const ChunkPlace
       if (seen_in_values(v) != 0) *faults = kNotFinite;
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e) {
-        const float(&found)[4] = both[2 * half + e];
-        float(&to)[4] = x[2 * half + e];
+        const float (&found)[4] = both[2 * half + e];
+        float (&to)[4] = x[2 * half + e];
         const float2 factor =
             *reinterpret_cast<const float2*>(&stage->key_factor[8 * (2 * half + e) + 2 * t]);
         to[0] = fmaf(-factor.x, found[0], __uint_as_float(v[2 * e] << 16));

@@ -230,7 +230,7 @@ __device__ __forceinline__ void make_columns(int32_t pair, float2 left,
 __device__ __noinline__ inline void products_by_pairs(const TeamPlace team,
                                                       VectorScratch* scratch) {
   const int32_t lane = team.lane;
-  const auto unpack = [&](const char(*rows)[kRawPitch], int32_t i) {
+  const auto unpack = [&](const char (*rows)[kRawPitch], int32_t i) {
     const uint2 raw = reinterpret_cast<const uint2*>(rows[i])[lane];
     return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
                        __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u));

@@ -178,7 +178,7 @@ template <typename Use>
 auto with_kinds(const Call128& call, const Use& use) {
   return folding_128::with_kinds_of_one<false>(call, [&](auto fits, auto known) {
     constexpr bool kApart = fits() == folding_128::Fits::kFew && known() == Known128::kInt8;
-    return use(fits, KnownConstant < kApart ? Known128::kInt8 : Known128::kAny > ());
+    return use(fits, KnownConstant<kApart ? Known128::kInt8 : Known128::kAny>());
   });
 }
 
